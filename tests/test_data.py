@@ -64,7 +64,7 @@ def test_every_name_is_a_component_with_the_shared_fields(name):
             r"train_labels, row 2 \(from 0\): label 2, expected 0 to 1",
         ),
         ({"test_labels": np.array([0, -1])}, "test_labels, row 1"),
-        ({"test_images": np.zeros((2, 3, 2, 2), np.uint8)}, "both splits must have one shape"),
+        ({"test_images": np.zeros((2, 3, 2, 2), np.uint8)}, "both splits must have the same shape"),
     ],
 )
 def test_a_dataset_that_does_not_hold_together_is_refused(change, message):
@@ -421,7 +421,7 @@ def test_parquet_round_trip_with_a_test_file(tmp_path):
     assert data.test_labels.tolist() == [1, 0, 1]
     assert data.classes == ("x", "y", "z")
     [said] = data.remarks
-    assert said.endswith("are read as one split; none may be a test split: a.parquet, b.parquet")
+    assert "are read as one training split: a.parquet, b.parquet." in said
     assert load("parquet", train=str(tmp_path / "a.parquet"), test=str(test)).remarks == ()
 
 
@@ -507,7 +507,7 @@ def test_a_truncated_parquet_file_is_named(tmp_path):
 def test_an_image_column_of_another_layout_is_refused(tmp_path):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"image": [[1, 2]] * 6, "label": [0] * 6}), path)
-    with pytest.raises(DataError, match=f"{path} has no column 'image'; its columns are image, label"):
+    with pytest.raises(DataError, match=f"{path} has no column 'image'; the columns are image, label"):
         load("parquet", train=str(path))
     with pytest.raises(DataError, match=f"{path}: column 'image' is list.*expected binary or struct"):
         load("parquet", train=str(path), image_column="image")
@@ -519,7 +519,7 @@ def test_files_that_disagree_or_overlap_are_refused(tmp_path):
     with pytest.raises(DataError, match=f"{two} and {one} have different class names"):
         load("parquet", train=str(one), test=str(two))
     two.unlink()
-    with pytest.raises(DataError, match=f"{one} is in the training and in the test split"):
+    with pytest.raises(DataError, match=f"{one} is in both the training and the test split"):
         load("parquet", train=str(tmp_path), test=str(one))
     with pytest.raises(DataError, match="nowhere"):
         load("parquet", train=str(tmp_path / "nowhere"))
@@ -634,7 +634,7 @@ def test_public_samples_belong_to_no_client_and_every_class_gives_its_share() ->
     assert sorted(map(bytes, rows)) == sorted(map(bytes, data.train_images))
     shares = np.bincount(split.public_labels, minlength=10) / np.bincount(data.train_labels, minlength=10)
     assert np.all(abs(shares - 0.25) < 0.01)
-    with pytest.raises(DataError, match="leaves one side empty"):
+    with pytest.raises(DataError, match="leaves no public or no private sample"):
         data.with_public(1e-6)
 
 

@@ -217,7 +217,7 @@ def test_a_share_of_every_class_is_held_out_and_nothing_lost() -> None:
     counts = np.bincount(labels[part], minlength=4)
     assert np.abs(np.bincount(labels[held], minlength=4) - 0.2 * counts).max() < 1
     assert len(hold_out(part[:2], labels, 0.1)[1]) == 1
-    with pytest.raises(UserError, match="leaves none for training"):
+    with pytest.raises(UserError, match="leaves no training sample"):
         hold_out(part[:1], labels, 0.1)
 
 

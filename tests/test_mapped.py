@@ -97,7 +97,7 @@ def test_a_place_without_the_file_is_told_of_it(packed: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"ARROW1" * 50])
 def test_what_is_no_packed_file_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "x.arrow").write_bytes(content)
-    with pytest.raises(DataError, match=r"x\.arrow cannot be mapped.*rayfed pack"):
+    with pytest.raises(DataError, match=r"x\.arrow cannot be memory-mapped.*rayfed pack"):
         Arrow(path=str(tmp_path / "x.arrow")).load()
 
 
@@ -125,9 +125,9 @@ IMAGE, LABEL = pa.array([b"12", b"34"], pa.binary(2)), pa.array([0, 1])
         ({"shape": [float("inf"), 1, 1]}, {"image": IMAGE, "label": LABEL}, ""),
         ({}, {"image": pa.array([b"12", None], pa.binary(2)), "label": LABEL}, "nulls"),
         ({}, {"image": IMAGE, "label": pa.array([0, None])}, "nulls"),
-        ({}, {"image": IMAGE[:0], "label": LABEL[:0]}, "of its 0 rows"),
-        ({"train": -1}, {"image": IMAGE, "label": LABEL}, "-1 of its 2 rows"),
-        ({"train": 2}, {"image": IMAGE, "label": LABEL}, "2 of its 2 rows"),
+        ({}, {"image": IMAGE[:0], "label": LABEL[:0]}, "of the 0 rows"),
+        ({"train": -1}, {"image": IMAGE, "label": LABEL}, "-1 of the 2 rows"),
+        ({"train": 2}, {"image": IMAGE, "label": LABEL}, "2 of the 2 rows"),
     ],
 )
 def test_what_does_not_hold_what_it_says_is_refused(
@@ -136,7 +136,7 @@ def test_what_does_not_hold_what_it_says_is_refused(
     table = pa.table(columns).replace_schema_metadata({b"rayfed": json.dumps(SAID | said)})
     with pa.ipc.new_file(str(tmp_path / "x.arrow"), table.schema) as writer:
         writer.write_table(table)
-    with pytest.raises(DataError, match=rf"x\.arrow cannot be mapped: .*{message}.*rayfed pack"):
+    with pytest.raises(DataError, match=rf"x\.arrow cannot be memory-mapped: .*{message}.*rayfed pack"):
         Arrow(path=str(tmp_path / "x.arrow")).load()
 
 

@@ -142,7 +142,7 @@ def test_what_is_missing_is_filled_and_noted(tmp_path: Path) -> None:
     filled = float(np.median([v for v in range(1, 40) if v in known.round().int().tolist()]))
     assert data.remarks == (
         f"column 'age' lacks 1 of 40 values: replaced by the median of the training rows, {filled:.4g}",
-        "column 'town' lacks 10 of 40 values: they become the category (missing)",
+        "column 'town' has 10 missing values in 40 rows: missing values become the category (missing)",
     )
 
 

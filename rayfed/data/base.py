@@ -28,12 +28,12 @@ class Images(Protocol):
 
     @property
     def dtype(self) -> np.dtype:
-        """Type of the stored numbers."""
+        """Return the NumPy type of the stored values."""
         ...
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape (N, C, H, W), or (N, L) of texts."""
+        """Return the shape of the samples: (N, C, H, W) of images, or (N, L) of texts."""
         ...
 
     def __len__(self) -> int: ...
@@ -44,19 +44,19 @@ class Images(Protocol):
 
 
 def in_memory(images: Images) -> np.ndarray:
-    """Return all samples as an array in memory, in their stored form."""
+    """Return all samples of a split as an array in memory, in their stored form."""
     return images[np.arange(len(images))]
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Data set with a train and a test split; raises `DataError` if its parts are inconsistent."""
+    """Data set with a train and a test split; raises `DataError` if the splits are inconsistent."""
 
     train_images: Images
     """Training samples (N, C, H, W) uint8, or uint16 for images with more than 8 bits; (N, L) int64 for texts."""
     train_labels: np.ndarray
     """Training labels. Classes: (N,) int64, indices into `classes`. Words: (N, L) int64, one letter per entry, padded
-    with 0. Numbers: (N, k) float32, one per output of the model. One class per place: see `has_places`."""
+    with 0. Numbers: (N, k) float32, one per output of the model. One class per position: see `has_places`."""
     test_images: Images
     """Test samples (M, ...) of the same shape."""
     test_labels: np.ndarray
@@ -77,8 +77,8 @@ class Dataset:
     remarks: tuple[str, ...] = ()
     """Notes for users on changes to the samples while they were read."""
     has_places: bool = False
-    """Whether there is one label per place of a sample: (N, L) int64 for texts, (N, H, W) int64 for images. Places with
-    `NO_TARGET` are ignored."""
+    """Whether there is one label per position of a sample: (N, L) int64 for texts, (N, H, W) int64 for images.
+    Positions with `NO_TARGET` are ignored."""
 
     def __post_init__(self) -> None:
         stored = Pixels if self.sample is None else type(self.sample)
@@ -88,30 +88,30 @@ class Dataset:
         if self.train_images.shape[1:] != self.test_images.shape[1:]:
             raise DataError(
                 f"train_images are {self.train_images.shape[1:]} and test_images "
-                f"{self.test_images.shape[1:]} (channels, height, width); both splits must have one shape"
+                f"{self.test_images.shape[1:]} (channels, height, width); both splits must have the same shape"
             )
         if self.sample is None:
             object.__setattr__(self, "sample", Pixels(*self.train_images.shape[1:]))
 
     @property
     def has_words(self) -> bool:
-        """Whether labels are words instead of classes."""
+        """Return whether the labels are words instead of classes."""
         return self.train_labels.ndim == 2 and not self.has_numbers and not self.has_places
 
     @property
     def has_numbers(self) -> bool:
-        """Whether labels are numbers (one per output of a model) instead of classes or words."""
+        """Return whether the labels are numbers (one per output of a model) instead of classes or words."""
         return self.train_labels.dtype.kind == "f"
 
     def as_numbers(self) -> Dataset:
-        """Return a copy with numbers instead of classes: 0 or 1 for two classes, else a one-hot vector.
+        """Return a copy with numeric labels: 0 or 1 for two classes, else a one-hot vector of the class.
 
-        Partitions still use the classes. Raises `DataError` for words, and for labels with one class per place.
+        Partitions still use the classes. Raises `DataError` for words, and for labels with one class per position.
         """
         if self.has_words:
-            raise DataError("its labels are words, but the loss takes numbers or classes: remove `loss`")
+            raise DataError("the labels are words, but the loss needs numbers or classes: remove `loss`")
         if self.has_places:
-            raise DataError("its labels have one class per place: set `loss: place_cross_entropy`")
+            raise DataError("the labels have one class per position: set `loss: place_cross_entropy`")
         two = len(self.classes) == 2
         hot = np.eye(len(self.classes), dtype=np.float32)[:, 1:] if two else np.eye(len(self.classes), dtype=np.float32)
         return replace(
@@ -123,9 +123,9 @@ class Dataset:
         )
 
     def as_tokens(self) -> Dataset:
-        """Return a copy with the texts' own tokens (N, L) as labels and their vocabulary as classes.
+        """Return a copy for language models: the labels are the texts' own tokens (N, L).
 
-        Padding is not a target. Partitions still use the classes.
+        The classes are the vocabulary. Padding is not a target. Partitions still use the classes.
         """
         assert isinstance(self.sample, Tokens)
         pad = self.sample.pad
@@ -150,9 +150,10 @@ class Dataset:
 
     @property
     def groups(self) -> tuple[np.ndarray, tuple[str, ...]]:
-        """Group of each training sample (N,), and names of the groups, for partitions: sources, else classes.
+        """Return the group of each training sample (N,), and the groups' names: sources, else classes.
 
-        Numbers, and labels with one class per place, form one group if there are no sources.
+        Partitions use the groups as labels. Numbers, and labels with one class per position, form one group if there
+        are no sources.
         """
         if self.train_sources is None and (self.has_numbers or self.has_places):
             return np.zeros(len(self.train_labels), np.int64), ("all",)
@@ -162,7 +163,7 @@ class Dataset:
 
     @property
     def described(self) -> str:
-        """Description of the samples, with their number and labels."""
+        """Return a one-line description of the data set: number and kind of the samples, and names of the classes."""
         told, names = self.sample.describe(len(self.train_labels), len(self.test_labels)), self.classes
         listed = ", ".join(names[:_NAMED]) + f" and {len(names) - _NAMED} more" * (len(names) > _NAMED)
         if self.has_numbers:
@@ -170,7 +171,7 @@ class Dataset:
         return f"{told}, {len(names)} class{'es' * (len(names) != 1)} ({listed})"
 
     def with_public(self, share: float) -> Dataset:
-        """Return a copy in which a share of the training samples is public and not in the training split.
+        """Return a copy in which a share of the training samples is public instead of owned by clients.
 
         The choice is deterministic and stratified by group. Raises `DataError` if the public or the training samples
         would be empty.
@@ -178,7 +179,9 @@ class Dataset:
         count = round(share * len(self.train_labels))
         if not 0 < count < len(self.train_labels):
             raise DataError(
-                f"data.public: {share:g} of {len(self.train_labels)} training samples leaves one side empty"
+                f"data.public: a share of {share:g} of {len(self.train_labels)} training samples leaves no public or "
+                "no private "
+                f"sample; choose another share"
             )
         public = stratified(self.groups[0], count)
         private = np.setdiff1d(np.arange(len(self.train_labels)), public, assume_unique=True)
@@ -215,12 +218,12 @@ def _check_split(
 def _check_places(where: str, labels: np.ndarray, images: tuple[int, ...], classes: int) -> None:
     expected = (images[0], *images[1:][-2:])  # (L,) for texts, (H, W) for images
     if labels.dtype != np.int64 or labels.shape != expected:
-        raise DataError(f"{where} is {labels.dtype} {labels.shape}, expected int64 {expected}, one class per place")
+        raise DataError(f"{where} is {labels.dtype} {labels.shape}, expected int64 {expected}, one class per position")
     check_labels(where, np.where(labels == NO_TARGET, 0, labels), classes)
 
 
 def check_labels(where: str, labels: np.ndarray, classes: int) -> None:
-    """Raise `DataError` with `where` and the first bad row unless all labels are in 0 .. classes - 1."""
+    """Raise `DataError`, with `where` and the first bad row, unless all labels are in 0 .. classes - 1."""
     outside = (labels < 0) | (labels >= classes)
     wrong = np.flatnonzero(outside.reshape(len(labels), -1).any(1))
     if len(wrong):
@@ -231,7 +234,7 @@ def check_labels(where: str, labels: np.ndarray, classes: int) -> None:
 
 
 def check_numbers(where: str, labels: np.ndarray) -> None:
-    """Raise `DataError` with `where` and the first bad row unless all labels (N, k) are finite."""
+    """Raise `DataError`, with `where` and the first bad row, unless all labels (N, k) are finite."""
     if len(wrong := np.flatnonzero(~np.isfinite(labels).all(1))):
         found = labels[wrong[0]].tolist()
         raise DataError(
@@ -240,7 +243,7 @@ def check_numbers(where: str, labels: np.ndarray) -> None:
 
 
 def scaled_numbers(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return labels (N, k) and (M, k) float32, scaled so that each training column spans [0, 1]."""
+    """Scale numeric labels (N, k) and (M, k) to float32, so that each column of the training labels spans [0, 1]."""
     low, high = train.min(0), train.max(0)
     width = np.where(high > low, high - low, 1)
     scaled: list[np.ndarray] = [((part - low) / width).astype(np.float32) for part in (train, test)]
@@ -248,7 +251,7 @@ def scaled_numbers(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.
 
 
 class Split(NamedTuple):
-    """One split as stored: images not yet resized or, if in files, decoded."""
+    """One split as stored: images not yet resized and, if in files, not yet decoded."""
 
     images: np.ndarray | Sequence[Encoded]
     """Samples in the form of `Dataset`, or N encoded images."""
@@ -256,7 +259,7 @@ class Split(NamedTuple):
     """Labels (N,) int64, or numbers (N, k)."""
 
     def take(self, indices: np.ndarray) -> Split:
-        """Return the samples at these indices, in that order."""
+        """Return a split with the samples at `indices`, in that order."""
         images = self.images
         chosen = images[indices] if isinstance(images, np.ndarray) else [images[i] for i in indices]
         return Split(chosen, self.labels[indices])
@@ -278,28 +281,28 @@ class Source:
     """Number of test samples to use, a deterministic stratified subset. Default: all."""
 
     def load(self) -> Dataset:
-        """Load the data set into memory; raises `DataError` for missing, truncated or mislabelled files."""
+        """Load the data set into memory; raise `DataError` for missing, truncated or mislabelled files."""
         train, test, classes = self.chosen()
         train_images, test_images = _pixels(train.images, test.images, self.size)
         return Dataset(train_images, train.labels, test_images, test.labels, classes, remarks=tuple(self.notes()))
 
     def notes(self) -> Iterable[str]:
-        """Return notes for users on how the files were read, and on files that are not used."""
+        """Return notes for users on how the files were read, and on unused files."""
         return ()
 
     def chosen(self) -> tuple[Split, Split, tuple[str, ...]]:
-        """Return both splits, reduced to the requested number of samples, and the names of the classes."""
+        """Return the train and test split, reduced to the requested numbers of samples, and the class names."""
         train, test, classes = self.read()
         train = at_most(self.train_samples, train, "train_samples")
         return train, at_most(self.test_samples, test, "test_samples"), classes
 
     def read(self) -> tuple[Split, Split, tuple[str, ...]]:
-        """Return the training split, the test split and the names of the classes, as stored."""
+        """Read the train split, the test split and the class names, in their stored form."""
         raise NotImplementedError
 
 
 def at_most(samples: int | None, split: Split, field: str) -> Split:
-    """Return a stratified subset of a split with this many samples, or the whole split for None.
+    """Return a stratified subset of `samples` samples of a split, or the whole split if `samples` is None.
 
     Raises `DataError`, naming `field`, if the split has fewer samples.
     """
@@ -323,7 +326,7 @@ def _pixels(
 
 
 def stratified(labels: np.ndarray, samples: int) -> np.ndarray:
-    """Return sorted indices (samples,) of a subset with each class in proportion.
+    """Return sorted indices (samples,) of a stratified subset, which has the class proportions of the labels.
 
     The subset is deterministic: evenly spaced positions after sorting by class, or by numbers (N, k).
     """
@@ -333,7 +336,7 @@ def stratified(labels: np.ndarray, samples: int) -> np.ndarray:
 
 
 def hold_out_fifth(split: Split, where: str) -> tuple[Split, Split]:
-    """Split samples into training and test split; the test split is a deterministic stratified fifth.
+    """Split samples into a train and a test split; the test split is a deterministic stratified fifth.
 
     Raises `DataError`, naming `where`, for fewer than 5 samples.
     """

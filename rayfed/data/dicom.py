@@ -18,12 +18,12 @@ _WHITE = 65535
 
 
 def is_dicom(content: bytes) -> bool:
-    """Return whether bytes start like a DICOM file: any 128 bytes, then `DICM`."""
+    """Return whether a file's content starts like a DICOM file: any 128 bytes, then `DICM`."""
     return content[128:132] == b"DICM"
 
 
 def decode(content: bytes) -> np.ndarray:
-    """Decode an image into (C, H, W): grey as uint16, from black 0 to white 65535; RGB as stored.
+    """Decode a DICOM image into (C, H, W): grey as uint16, from black 0 to white 65535; RGB as stored.
 
     Grey levels use the file's first window. Without a window, black and white are the minimum and maximum of the stored
     bits, so that images of one scanner stay comparable. Raises `DataError` for files without pixels, with several
@@ -36,9 +36,9 @@ def decode(content: bytes) -> np.ndarray:
         warnings.simplefilter("ignore")  # warnings on tags other than the image
         found = pydicom.dcmread(BytesIO(content))
         if "PixelData" not in found:
-            raise DataError("it has no pixels: expected a DICOM image, found another kind of object")
+            raise DataError("the DICOM file has no pixels: expected an image, found another kind of object")
         if (frames := int(found.get("NumberOfFrames") or 1)) > 1:
-            raise DataError(f"it has {frames} frames: save each sample as a separate file")
+            raise DataError(f"the DICOM file has {frames} frames: save each sample as a separate file")
         stored = found.pixel_array
         if found.PhotometricInterpretation == "PALETTE COLOR":
             stored = apply_color_lut(stored, found)
@@ -47,7 +47,7 @@ def decode(content: bytes) -> np.ndarray:
             return _colour(stored, int(found.BitsStored))
         windowed = found.get("WindowCenter") is not None
         if "ModalityLUTSequence" in found or ("VOILUTSequence" in found and not windowed):
-            raise DataError("its grey levels use a look-up table: expected a window, or no table and no window")
+            raise DataError("the grey levels use a look-up table: save the image with a window, or without both")
         values = apply_modality_lut(stored, found).astype(np.float64)
         black, white = _window(found) if windowed else _range(found)
     share: np.ndarray = ((values - black) / (white - black)).clip(0, 1)
@@ -60,7 +60,7 @@ def decode(content: bytes) -> np.ndarray:
 def _colour(pixels: np.ndarray, bits: int) -> np.ndarray:
     """Return a colour image (H, W, 3) as (3, H, W)."""
     if bits not in (8, 16):
-        raise DataError(f"its colours have {bits} bits: expected 8 or 16")
+        raise DataError(f"the colours have {bits} bits: expected 8 or 16; save the image with 8 or 16 bits")
     channels_first: np.ndarray = pixels.transpose(2, 0, 1).astype(np.uint8 if bits == 8 else np.uint16)
     return channels_first
 
@@ -70,7 +70,7 @@ def _window(found: Any) -> tuple[float, float]:
     centre, width = (float(np.atleast_1d(found[name].value)[0]) for name in ("WindowCenter", "WindowWidth"))
     function = found.get("VOILUTFunction", "LINEAR")
     if function not in ("LINEAR", "LINEAR_EXACT"):
-        raise DataError(f"its window is of the kind {function}: expected a linear window")
+        raise DataError(f"the window (VOI LUT function) is {function}: expected a linear window")
     if function == "LINEAR":  # the standard shifts this window by half a value
         centre, width = centre - 0.5, max(width - 1, 1e-6)
     return centre - width / 2, centre + width / 2

@@ -20,17 +20,20 @@ _SEEN = 4096
 """Number of bytes checked for UTF-16 without a byte order mark."""
 _OTHER_ALPHABET = re.compile(rb"[\x80-\xff]{4}")
 """Bytes that do not occur in practice in Windows-1252, as its languages write most letters in ASCII."""
-_FIX = "save it as UTF-8"
+_FIX = "save the file as UTF-8"
 
 
 def is_wide(content: bytes) -> bool:
-    """Return whether bytes are UTF-16 or UTF-32, which contain zeros like binary files."""
+    """Return whether a file's content is UTF-16 or UTF-32, whose zero bytes look like a binary file."""
     marked = any(content.startswith(mark) for mark, _, name in _MARKS if name != UTF_8)
     return marked or _wide(content) is not None
 
 
 def decoded(where: str, content: bytes) -> tuple[str, str]:
-    """Return a file's text and the name of its encoding; raises `DataError`, naming `where`, for other encodings."""
+    """Return a file's text and the name of the encoding.
+
+    Raises `DataError`, naming `where`, for encodings other than UTF-8, UTF-16, UTF-32 and Windows-1252.
+    """
     for mark, codec, name in _MARKS:
         if content.startswith(mark):
             return _strictly(where, content, codec, name), name
@@ -46,7 +49,7 @@ def decoded(where: str, content: bytes) -> tuple[str, str]:
     except UnicodeDecodeError:
         text = ""
     if not text or _OTHER_ALPHABET.search(content):
-        raise DataError(f"{where} has another encoding than UTF-8, UTF-16 or Windows-1252 (Latin-1): {_FIX}")
+        raise DataError(f"{where} has an encoding other than UTF-8, UTF-16 or Windows-1252 (Latin-1): {_FIX}")
     return text, "Windows-1252 (Latin-1)"
 
 
@@ -54,7 +57,7 @@ def _strictly(where: str, content: bytes, codec: str, name: str) -> str:
     try:
         return content.decode(codec)
     except UnicodeDecodeError as error:
-        raise DataError(f"{where} starts as {name}, but byte {error.start} is not {name}: {_FIX}") from error
+        raise DataError(f"{where} starts like {name}, but byte {error.start} is not valid {name}: {_FIX}") from error
 
 
 def _wide(content: bytes) -> str | None:
@@ -73,4 +76,7 @@ def _check_damage(where: str, content: bytes, error: UnicodeDecodeError) -> None
     right = sum(character > "\x7f" for character in replaced) - wrong
     if right > wrong:
         line = content[: error.start].count(b"\n") + 1
-        raise DataError(f"{where}, line {line}: {wrong} characters are not UTF-8, but {right} others are: {_FIX}")
+        raise DataError(
+            f"{where}, line {line}: {wrong} characters are not UTF-8, but {right} other non-ASCII characters are: "
+            f"{_FIX}"
+        )

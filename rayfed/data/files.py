@@ -30,7 +30,7 @@ _SYSTEM_FILES = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r"})
 
 
 def is_image(path: Path) -> bool:
-    """Return whether a file is an image, by its extension or, without one, by its content.
+    """Return whether a file is an image, by its extension or, without an extension, by its content.
 
     Empty files and files that macOS adds to images (`._1.png`) do not count.
     """
@@ -42,7 +42,7 @@ def is_image(path: Path) -> bool:
 
 
 def is_empty(path: Path) -> bool:
-    """Return whether a file has no content."""
+    """Return whether a file is empty."""
     try:
         return path.stat().st_size == 0
     except OSError:
@@ -50,18 +50,18 @@ def is_empty(path: Path) -> bool:
 
 
 def is_left_by_tools(folder: Path) -> bool:
-    """Return whether a folder is hidden or made by a system or tool, such as `__MACOSX`, by its name."""
+    """Return whether a folder is hidden or made by a system or tool (such as `__MACOSX`), judged by its name."""
     return folder.name.startswith(".") or folder.name.lower() in _LEFT_BY_TOOLS
 
 
 def is_sample(path: Path, root: Path) -> bool:
-    """Return whether a file below `root` may be a sample: not made by systems or tools, by its path."""
+    """Return whether a file below `root` may be a sample: not made by a system or tool, judged by its path."""
     folders = path.relative_to(root).parents
     return not path.name.startswith("._") and not any(map(is_left_by_tools, list(folders)[:-1]))
 
 
 def notes_on_files(root: Path, used: Collection[Path], others: Collection[Path] = ()) -> Iterator[str]:
-    """Yield notes on the files below `root` that look like samples but are not used, and on animations.
+    """Yield notes on files below `root` that look like samples but are not used, and on animated images.
 
     Other files are included if they are in a folder with used files, or at the root and may contain labels. `others`
     and files made by systems are never included.
@@ -74,10 +74,10 @@ def notes_on_files(root: Path, used: Collection[Path], others: Collection[Path] 
             kinds[kind] += 1
             examples.setdefault(kind, path.relative_to(root))
     if kinds:
-        counts = (f"{count} {kind} (such as {examples[kind]})" for kind, count in kinds.items())
-        yield f"data: files in {root} that are not used: {', '.join(counts)}"
+        counts = (f"{count} {kind} (for example {examples[kind]})" for kind, count in kinds.items())
+        yield f"data: unused files in {root}: {', '.join(counts)}"
     if animated := sum(path.suffix.lower() in _ANIMATED and _is_animated(path) for path in used):
-        yield f"data: animated images: {animated}; the first frame of each is used"
+        yield f"data: animated images: {animated}; only the first frame of each animation is used"
 
 
 def _unused(path: Path, root: Path, is_among_samples: bool) -> str:
@@ -118,6 +118,6 @@ def _is_animated(path: Path) -> bool:
 
 
 def by_value(names: set[str]) -> tuple[str, ...]:
-    """Return the names of classes sorted, numerically if all are numbers, else alphabetically."""
+    """Sort class names: numerically if all are numbers, else alphabetically."""
     numbers = all(name.removeprefix("-").isdecimal() for name in names)
     return tuple(sorted(names, key=int) if numbers else sorted(names))

@@ -19,7 +19,7 @@ _GZIP = 31
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
-    """Read a uint8 array with this number of dimensions from an idx file, possibly compressed (`.gz`).
+    """Read a uint8 array with `dimensions` dimensions from an idx file, possibly compressed (`.gz`).
 
     Raises `DataError` for another format or number of dimensions, and for a length that differs from the header.
     """
@@ -32,7 +32,10 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
         )
     start = 4 + 4 * dimensions
     if len(content) < start:
-        raise DataError(f"{path} is truncated: expected a header of {start} bytes, found {len(content)} bytes")
+        raise DataError(
+            f"{path} is truncated: expected a header of {start} bytes, found {len(content)} bytes; download the file "
+            "again"
+        )
     shape = tuple(int(n) for n in np.frombuffer(content, ">u4", dimensions, offset=4))
     expected = start + prod(shape)
     if len(content) != expected:
@@ -50,4 +53,4 @@ def _unpacked(path: Path) -> bytearray:
         content = path.read_bytes()
         return bytearray(zlib.decompressobj(_GZIP).decompress(content) if path.suffix == ".gz" else content)
     except (OSError, zlib.error) as error:
-        raise DataError(f"{path} cannot be read: {error}; expected an idx file; download it again") from error
+        raise DataError(f"{path} cannot be read: {error}; expected an idx file; download the file again") from error

@@ -27,7 +27,7 @@ _PNG, _DEPTH = b"\x89PNG\r\n\x1a\n", 24
 
 
 class Encoded(NamedTuple):
-    """One image as an encoded file (PNG, JPEG, ...)."""
+    """One encoded image: bytes or a file in PNG, JPEG or another format."""
 
     where: str
     """Name of the file, and the row within it, for errors."""
@@ -36,7 +36,7 @@ class Encoded(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """Channels and depth of a decoded image."""
+    """Number of channels and number type of a decoded image."""
 
     channels: int
     depth: np.dtype
@@ -44,7 +44,7 @@ class Kind(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """Size of an image in pixels, after its EXIF orientation is applied."""
+    """Size of an image in pixels, after the EXIF orientation is applied."""
 
     height: int
     width: int
@@ -53,7 +53,7 @@ class Extent(NamedTuple):
 
 
 def resize(images: np.ndarray, size: int | None) -> np.ndarray:
-    """Resize images (N, C, H, W) to height = width = `size`, bilinear with antialias; None keeps their size."""
+    """Resize images (N, C, H, W) to height = width = `size`, bilinear with antialias; None keeps the size."""
     if size is None or images.shape[2:] == (size, size):
         return images
     if images.dtype == np.uint8:
@@ -80,7 +80,11 @@ def decode(images: Sequence[Encoded], size: int | None) -> np.ndarray:
                 f"{_extent(array)} (height x width); set `data.size: {min(arrays[0].shape[2:])}` to resize all of them"
             )
         if array.shape[1] != channels and (array.shape[1], channels) != (1, 3):
-            raise DataError(f"images differ in channels: {image.where} has {array.shape[1]}, another has {channels}")
+            raise DataError(
+                f"images differ in channels: {image.where} has {array.shape[1]}, but another image has {channels}; "
+                "convert "
+                f"all images to the same number of channels"
+            )
     depth = max(array.dtype for array in arrays)
     together = np.empty((len(arrays), channels, *arrays[0].shape[2:]), depth)
     for target, array in zip(together, arrays, strict=True):
@@ -89,12 +93,18 @@ def decode(images: Sequence[Encoded], size: int | None) -> np.ndarray:
 
 
 def deepened(images: np.ndarray, depth: np.dtype) -> np.ndarray:
-    """Return 8-bit images at another depth, scaled so that white stays white; others unchanged."""
+    """Convert 8-bit images to the number type `depth`, scaled so that white stays white.
+
+    Images that have that type are returned unchanged.
+    """
     return images if images.dtype == depth else images.astype(depth) * 257
 
 
 def kind(image: Encoded) -> Kind:
-    """Return channels and depth of an image, from its header if possible; raises `DataError`."""
+    """Return the number of channels and the number type of an image, from the file's header if possible.
+
+    Raises `DataError` for an invalid image.
+    """
     with named(image):
         content = content_of(image)
         if (found := _other(content)) is not None:
@@ -104,7 +114,7 @@ def kind(image: Encoded) -> Kind:
 
 
 def extent(image: Encoded) -> Extent:
-    """Return an image's size, from its header if possible; raises `DataError`."""
+    """Return an image's size in pixels, from the file's header if possible; raise `DataError` for an invalid image."""
     with named(image):
         content = content_of(image)
         if (found := _other(content)) is not None:
@@ -124,7 +134,7 @@ def _decode(image: Encoded) -> np.ndarray:
 
 
 def content_of(image: Encoded) -> bytes:
-    """Return an image's encoded bytes."""
+    """Return the encoded bytes of an image."""
     return image.data if isinstance(image.data, bytes) else image.data.read_bytes()
 
 
@@ -157,12 +167,15 @@ def _pillow(content: bytes) -> np.ndarray:
     """Decode an 8-bit image into (1 or 3, H, W)."""
     with Image.open(BytesIO(content)) as picture:
         if picture.mode in _DEEP:
-            raise ValueError(f"it has more than 8 bits per channel (mode {picture.mode}): save it as PNG or TIFF")
+            raise ValueError(
+                f"the image has more than 8 bits per channel (mode {picture.mode}): save it as PNG or TIFF"
+            )
         pixels = np.array(ImageOps.exif_transpose(picture).convert("L" if picture.mode in _GREY else "RGB"))
         if picture.has_transparency_data and _has_one_colour(pixels) and not _has_one_opacity(picture):
             raise DataError(
-                "all its pixels have one colour, and its content is in the transparency, which is ignored: save it "
-                "with a background"
+                "all pixels have the same colour, because the content is in the transparency, which is ignored: save "
+                "the "
+                "image with a background"
             )
     return np.atleast_3d(pixels).transpose(2, 0, 1)
 
@@ -178,7 +191,7 @@ def _has_one_opacity(picture: Image.Image) -> bool:
 
 @contextmanager
 def named(image: Encoded) -> Iterator[None]:
-    """Convert any error of an image's decoder to `DataError` with the image's name."""
+    """Convert any error of an image decoder in the block to `DataError` with the image's name."""
     try:
         yield
     except DataError as error:

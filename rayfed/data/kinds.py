@@ -15,15 +15,15 @@ class Kind(NamedTuple):
     name: str
     """Name of the kind, with its article."""
     advice: str
-    """Advice on how to convert it to a table."""
+    """Advice on how to convert such a file to a table."""
 
 
 PARQUET = b"PAR1"
 """First bytes of a Parquet file."""
 
-_AS_TABLE = "save it as CSV (UTF-8) or Parquet"
-_FROM_PYTHON = "load it in Python and save it as CSV or Parquet, for example by `DataFrame.to_parquet`"
-_UNPACK = "unpack it and give the table or the folder in it"
+_AS_TABLE = "save the table as CSV (UTF-8) or Parquet"
+_FROM_PYTHON = "load the file in Python and save the table as CSV or Parquet, for example with `DataFrame.to_parquet`"
+_UNPACK = "unpack the archive and give the table or folder that it contains"
 _IMAGES = "give the folder of the images, with one folder per class or a table of file names and classes"
 
 _BINARY: tuple[tuple[int, bytes, str, str], ...] = (
@@ -35,7 +35,7 @@ _BINARY: tuple[tuple[int, bytes, str, str], ...] = (
     (8, b"WEBP", "a WebP image", _IMAGES),
     (0, b"BM", "a BMP image", _IMAGES),
     (128, b"DICM", "a DICOM image", _IMAGES),
-    (0, PARQUET, "a Parquet file", "give it the extension .parquet"),
+    (0, PARQUET, "a Parquet file", "rename the file to .parquet"),
     (0, b"ARROW1", "an Arrow or Feather file", "save it as Parquet"),
     (0, b"FEA1", "a Feather file", "save it as Parquet"),
     (0, b"ORC", "an ORC file", "save it as Parquet"),
@@ -55,7 +55,8 @@ _BINARY: tuple[tuple[int, bytes, str, str], ...] = (
     (257, b"ustar", "a tar archive", _UNPACK),
     (0, b"\x7fELF", "a program", _AS_TABLE),
 )
-"""Offset and bytes of binary formats. A text may start with letters and digits, so these count only in binary files."""
+"""Offset and bytes of binary formats. Bytes that are letters and digits count only in binary files, as texts may start
+with them."""
 _PICKLE = re.compile(rb"\x80[\x02-\x05]")
 _MEMBERS = (
     ("xl/", Kind("an Excel workbook (.xlsx)", _AS_TABLE)),
@@ -78,7 +79,7 @@ _MOST_CONTROL = 0.02
 
 
 def binary_kind(content: bytes) -> Kind | None:
-    """Return the kind of a binary file; None for text."""
+    """Return the kind of a binary file, such as a PNG image, by its first bytes; None for a text file."""
     if content.startswith(b"PK\x03\x04"):
         return _zipped(content)
     if _PICKLE.match(content):
@@ -91,13 +92,13 @@ def binary_kind(content: bytes) -> Kind | None:
 
 
 def has_control_characters(content: bytes) -> bool:
-    """Return whether bytes have more control characters than a text."""
+    """Return whether a file's content has more control characters than text files have."""
     seen = content[:_LOOKED_AT]
     return len(_CONTROL.findall(seen)) > _MOST_CONTROL * len(seen)
 
 
 def structured_kind(text: str) -> Kind | None:
-    """Return the kind of a text that is not a table, such as JSON; None for other texts."""
+    """Return the kind of a structured text that is not a table, such as JSON; None for other texts."""
     for pattern, name, advice in _STRUCTURED:
         if re.match(pattern, text[:_LOOKED_AT], re.IGNORECASE):
             return Kind(name, advice)
@@ -105,7 +106,7 @@ def structured_kind(text: str) -> Kind | None:
 
 
 def is_parquet(path: Path) -> bool:
-    """Return whether a file is Parquet, by its first bytes; False if it cannot be read."""
+    """Return whether a file is Parquet, by its first bytes; False if the file cannot be read."""
     try:
         with path.open("rb") as file:
             begin = file.read(_LOOKED_AT)
@@ -119,7 +120,7 @@ def _zipped(content: bytes) -> Kind:
         with ZipFile(BytesIO(content)) as archive:
             names = archive.namelist()
     except (BadZipFile, OSError, ValueError):
-        return Kind("a damaged ZIP archive", "download it again")
+        return Kind("a damaged ZIP archive", "download the file again")
     for part, kind in _MEMBERS:
         if any(part in name for name in names):
             return kind

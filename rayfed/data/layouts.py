@@ -1,4 +1,4 @@
-"""Detection of a text table's layout: the lines before it, the field separator, and whether it has a header row."""
+"""Detection of a text table's layout: leading lines, field separator, and whether there is a header row."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _TRIED = 1000
 DATE = re.compile(r"\d{1,4}([-./])\d{1,2}\1\d{1,4}([T ]\d.*)?")
 _DECLARED = re.compile(r"sep=(.)\s*", re.IGNORECASE)
 _MISSING = frozenset({"", "NA", "N/A", "NaN", "nan", "null", "NULL", "?", "-"})
-_FIX = "save the table with one separator, and fields that contain it in double quotes"
+_FIX = "save the table with one separator, and put fields that contain the separator in double quotes"
 
 Row = list[str]
 
 
 class Layout(NamedTuple):
-    """Layout of a text table."""
+    """Layout of a text table: its start, field separator and column names."""
 
     start: int
     """Number of characters before the table."""
@@ -35,13 +35,14 @@ class Layout(NamedTuple):
     """Number of comment lines before the table."""
     delimiter: str
     columns: list[str] | None
-    """Names of the columns if there is no header row; None if there is one."""
+    """Names of the columns if there is no header row; None if there is a header row."""
 
 
 def layout_of(where: str, text: str, usual: str) -> Layout:
-    """Return the layout of a text; raises `DataError`, naming the file `where`, if it is ambiguous or irregular.
+    """Return the layout of a text table.
 
-    `usual` is the separator that the file's extension implies.
+    Raises `DataError`, naming the file `where`, if the layout is ambiguous or irregular. `usual` is the separator that
+    the file's extension implies.
     """
     start, comments, declared = _before(text)
     table = text[start:]
@@ -71,12 +72,12 @@ def _marked_header(text: str, comments: Sequence[int], delimiter: str, width: in
 
 
 def irregular(where: str, text: str, start: int, delimiter: str) -> DataError:
-    """Return the error for the first row whose number of fields differs from the first row."""
+    """Return the error for the first row whose number of fields differs from the first row of the table."""
     rows, before = _rows(text[start:], delimiter), text.count("\n", 0, start)
     expected, name = len(rows[0][1]), DELIMITERS[delimiter]
     wrong = next(((line, row) for line, row in rows if len(row) != expected), None)
     if wrong is None:
-        return DataError(f"{where} cannot be read with fields separated by {name}: {_FIX}")
+        return DataError(f"{where} cannot be read as a table with the field separator {name}: {_FIX}")
     return DataError(
         f"{where}, line {wrong[0] + before}: {len(wrong[1])} fields separated by {name}, but {expected} in the first "
         f"row: {_FIX}"
@@ -119,14 +120,14 @@ def _delimiter(where: str, text: str, start: int, usual: str) -> str:
         regular.remove(",")
     if len(regular) > 1:
         names = " or ".join(DELIMITERS[mark] for mark in regular)
-        raise DataError(f"{where} is ambiguous: its fields may be separated by {names}: {_FIX}")
+        raise DataError(f"{where} is ambiguous, because the field separator may be {names}: {_FIX}")
     if regular:
         return regular[0]
     mark = max(DELIMITERS, key=lambda mark: _agreeing(rows[mark]))
     if _agreeing(rows[mark]) or len(widths[usual]) > 1 or 1 not in widths[usual]:
         raise irregular(where, text, start, mark)
     if _has_spaces([row[0].split() for row in rows[usual]]):
-        raise DataError(f"{where}: its fields seem to be separated by spaces: save them with commas or tabs")
+        raise DataError(f"{where}: the fields seem to be separated by spaces: save the table with commas or tabs")
     return usual
 
 
@@ -151,7 +152,7 @@ def _has_spaces(rows: Sequence[Row]) -> bool:
 
 
 def has_header(rows: Sequence[Row]) -> bool:
-    """Return whether the first row has names instead of values like those in the rows below."""
+    """Return whether the first row of a table has column names instead of values like the rows below."""
     first, *others = ([cell.strip() for cell in row] for row in rows)
     below = [row for row in others if len(row) == len(first) and row != first]
     if not below or len(first) == 1 or _are_numbered(first):

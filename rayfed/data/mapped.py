@@ -26,7 +26,7 @@ _METADATA = b"rayfed"
 
 @dataclass(frozen=True)
 class Layout:
-    """Layout of a mapped file, stored in its metadata."""
+    """Layout of a packed data set file, stored in the file's metadata."""
 
     shape: tuple[int, int, int]
     """Shape of an image, (C, H, W)."""
@@ -41,53 +41,53 @@ class Layout:
 
     @property
     def depth(self) -> np.dtype:
-        """NumPy type of one stored value."""
+        """Return the NumPy type of a stored pixel value."""
         return np.dtype(np.uint8 if self.bits == 8 else np.uint16)
 
     @property
     def row_bytes(self) -> int:
-        """Size of an image in bytes."""
+        """Return the size of one image in bytes."""
         return math.prod(self.shape) * self.depth.itemsize
 
     def schema(self) -> pa.Schema:
-        """Return the file's schema, with the layout in its metadata."""
+        """Return the Arrow schema of the packed file, with the layout in its metadata."""
         columns = [("image", pa.binary(self.row_bytes)), ("label", pa.int64())]
         return pa.schema(columns, metadata={_METADATA: json.dumps(asdict(self))})
 
     @classmethod
     def of(cls, schema: pa.Schema) -> Layout:
-        """Return the layout stored in a schema.
+        """Return the layout stored in the Arrow schema of a packed file.
 
         Raises `ValueError`, `KeyError`, `TypeError` or `OverflowError` if the schema is not from a packed file.
         """
         if _METADATA not in (schema.metadata or {}):
-            raise ValueError("its schema has no metadata from rayfed")
+            raise ValueError("the file's schema has no metadata from rayfed")
         said: dict[str, Any] = read_json(schema.metadata[_METADATA].decode())
         channels, height, width = map(int, said["shape"])
         if min(channels, height, width) < 1:
-            raise ValueError(f"its images have the shape {channels}x{height}x{width}")
+            raise ValueError(f"the metadata describe images of the invalid shape {channels}x{height}x{width}")
         classes = tuple(map(str, said["classes"]))
         if (bits := int(said.get("bits", 8))) not in (8, 16):
-            raise ValueError(f"its images have {bits} bits per value")
+            raise ValueError(f"the metadata describe images of {bits} bits per value, expected 8 or 16")
         layout = cls((channels, height, width), int(said["train"]), classes, str(said["identity"]), bits)
         if not schema.equals(layout.schema()):
-            raise ValueError("its columns are not those of a packed file")
+            raise ValueError("the columns are not those of a packed file")
         return layout
 
     def check(self, batches: Sequence[pa.RecordBatch]) -> None:
-        """Raise `ValueError` or `ArrowException` for rows that do not match the schema."""
+        """Raise `ValueError` or `ArrowException` if the rows of the file do not match the schema."""
         for batch in batches:
             batch.validate()
             if any(column.null_count for column in batch.columns):
-                raise ValueError("it contains nulls")
+                raise ValueError("the file contains nulls")
         rows = sum(len(batch) for batch in batches)
         if not 0 < self.train < rows:
-            raise ValueError(f"{self.train} of its {rows} rows are for training, so one split is empty")
+            raise ValueError(f"{self.train} of the {rows} rows are for training, so one split is empty")
 
 
 @dataclass(frozen=True, eq=False)
 class Mapped:
-    """Images (N, C, H, W) in a mapped file (`rayfed.data.base.Images`)."""
+    """Images (N, C, H, W) in a memory-mapped file (`rayfed.data.base.Images`)."""
 
     batches: Sequence[np.ndarray]
     """Batches of images in the file, (n, C, H, W) each."""
@@ -98,12 +98,12 @@ class Mapped:
 
     @property
     def dtype(self) -> np.dtype:
-        """Type of a pixel, uint8 or uint16."""
+        """Return the NumPy type of a pixel value, uint8 or uint16."""
         return self.batches[0].dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape (N, C, H, W)."""
+        """Return the shape of the images, (N, C, H, W)."""
         return len(self.rows), *self.batches[0].shape[1:]
 
     def __len__(self) -> int:
@@ -119,16 +119,16 @@ class Mapped:
         return found
 
     def only(self, chosen: np.ndarray) -> Mapped:
-        """Return a selection of the images without reading them."""
+        """Return the images at the indices `chosen`, without reading them."""
         return replace(self, rows=self.rows[chosen])
 
 
 @dataclass(frozen=True, eq=False)
 class MappedDataset(Dataset):
-    """Data set with its labels in memory and its images in a file."""
+    """Data set with labels in memory and images in a memory-mapped file."""
 
     origin: tuple[Any, ...] = ()
-    """Arguments of `mapped` that open the data set again."""
+    """Arguments with which `mapped` opens the data set again."""
 
     def with_public(self, share: float) -> Dataset:
         """Return a copy with public samples (see `Dataset.with_public`); the images stay in the file."""
@@ -137,8 +137,8 @@ class MappedDataset(Dataset):
         return replace(found, origin=(*self.origin[:-1], share))
 
     def as_numbers(self) -> Dataset:
-        """Raise `DataError`, because other processes would read classes from the file."""
-        raise DataError("a packed file contains classes, but the loss takes numbers: use the original data set")
+        """Raise `DataError`, because other processes would read classes instead of numbers from the file."""
+        raise DataError("a packed file contains classes, but the loss needs numeric labels: use the original data set")
 
     def _images(self, rows: np.ndarray) -> Mapped:
         assert isinstance(self.train_images, Mapped)
@@ -172,7 +172,7 @@ def mapped(
     identity: str | None = None,
     public: float = 0.0,
 ) -> Dataset:
-    """Open a data set in a file written by `rayfed.data.packing`.
+    """Open a packed data set file, written by `rayfed.data.packing`, by memory-mapping.
 
     Raises `DataError`, naming the path, if the file is missing, damaged, or has another identity than `identity`.
     """
@@ -182,12 +182,12 @@ def mapped(
             batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
             layout.check(batches)
     except FileNotFoundError as error:
-        advice = "copy it there, or use a file system that all nodes share"
+        advice = "copy the file there, or use a file system that all nodes share"
         raise DataError(f"{path} is not on the machine {gethostname()}: {advice}") from error
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, OverflowError) as error:
-        raise DataError(f"{path} cannot be mapped: {error}; make it with `rayfed pack`") from error
+        raise DataError(f"{path} cannot be memory-mapped: {error}; create the file again with `rayfed pack`") from error
     if identity not in (None, layout.identity):
-        raise DataError(f"{path} on the machine {gethostname()} is not the file of the run: copy the run's file there")
+        raise DataError(f"{path} on the machine {gethostname()} is not the file of the run: copy that file there")
     pixels = [_pixels(batch.column("image"), layout) for batch in batches]
     labels = np.concatenate([batch.column("label").to_numpy() for batch in batches])
     train = _some("train_samples", labels[: layout.train], train_samples)

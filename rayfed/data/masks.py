@@ -24,7 +24,7 @@ _DEPTH, _COLOUR = 24, 25
 
 
 def decode_masks(masks: Sequence[Encoded], images: Sequence[Encoded], size: int | None) -> tuple[np.ndarray, int]:
-    """Decode masks into (N, H, W) int64 classes; also return the number of images turned by their EXIF orientation.
+    """Decode masks into (N, H, W) int64 classes, and count the images that their EXIF orientation turns.
 
     Pixels of 255 become `NO_TARGET`. Masks are resized to height = width = `size`, if given, by the nearest pixel.
     Raises `DataError`, naming the file, for a mask that is in colour, lossy or invalid, or whose size differs from its
@@ -37,7 +37,8 @@ def decode_masks(masks: Sequence[Encoded], images: Sequence[Encoded], size: int 
             turn = " after its EXIF orientation is applied" if of.turned else ""
             raise DataError(
                 f"{mask.where} is {_extent(classes)}, but its image {image.where} is {of.height}x"
-                f"{of.width}{turn} (height x width): save the mask at the size of the image; `data.size` resizes both"
+                f"{of.width}{turn} (height x width): save the mask at the size of the image (to resize both, use "
+                "`data.size`)"
             )
         found.append(_resized(classes, size))
         turned += of.turned
@@ -58,17 +59,19 @@ def _decode(mask: Encoded) -> np.ndarray:
     """Return the classes (H, W) int64 of a mask's pixels."""
     with named(mask), Image.open(BytesIO(content_of(mask))) as picture:
         if picture.format in _LOSSY:
-            raise DataError("it is a JPEG, whose compression changes class numbers: save masks as PNG")
+            raise DataError("the mask is a JPEG, whose compression changes class numbers: save masks as PNG")
         if picture.mode not in _MODES:
             raise DataError(
-                f"it is in colour (mode {picture.mode}), but a mask has one class number per pixel: save it as a "
+                f"the mask is in colour (mode {picture.mode}), but needs one class number per pixel: save the mask as "
+                "a "
                 f"greyscale PNG of class numbers, or as a PNG with a palette"
             )
         header = content_of(mask)[: _COLOUR + 1]
         if picture.format == "PNG" and header[_DEPTH] in (2, 4) and header[_COLOUR] == 0:
             raise DataError(
-                f"it is a grey PNG with {header[_DEPTH]} bits, which is read as grey levels, not as class numbers: "
-                f"save it with 8 bits, or with a palette"
+                f"the mask is a grey PNG with {header[_DEPTH]} bits, which is read as grey levels, not as class "
+                "numbers: "
+                f"save the mask with 8 bits, or with a palette"
             )
         classes = np.array(ImageOps.exif_transpose(picture)).astype(np.int64)
     return np.where(classes == UNCOUNTED, NO_TARGET, classes)

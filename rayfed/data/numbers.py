@@ -36,11 +36,11 @@ class _Reading(NamedTuple):
         return cls(decimal, group, rf"^[-+]?(?:{grouped}|{others})$")
 
     def fits(self, text: str) -> bool:
-        """Return whether a text is a number."""
+        """Return whether a text is a number with these decimal and thousands marks."""
         return re.match(self.pattern, text.strip(), re.ASCII) is not None
 
     def plain(self, texts: pa.ChunkedArray) -> pa.ChunkedArray:
-        """Return texts with numbers in Python's notation, and other texts unchanged."""
+        """Convert numbers in texts to Python's notation; other texts are unchanged."""
         trimmed = pc.utf8_trim_whitespace(texts)
         ungrouped = pc.replace_substring_regex(trimmed, f"[{self.group}{_GROUPS}]", "")
         plain = pc.replace_substring(ungrouped, self.decimal, ".")
@@ -51,18 +51,18 @@ COMMA, POINT = _Reading.of(",", "."), _Reading.of(".", ",")
 
 
 def is_number(text: str) -> bool:
-    """Return whether a text is a number, with either decimal mark."""
+    """Return whether a text is a number, with a decimal point or a decimal comma."""
     return POINT.fits(text) or COMMA.fits(text)
 
 
 def number(text: str) -> float:
-    """Return the value of a number, with a decimal point if it can have either mark."""
+    """Convert a text to a number; if its marks are ambiguous, as in 1,234, assume a decimal point."""
     reading = POINT if POINT.fits(text) else COMMA
     return float(reading.plain(pa.chunked_array([[text]]))[0].as_py())
 
 
 class Found(NamedTuple):
-    """A table with its converted columns, and the names of these columns."""
+    """Table with converted columns of numbers, and the names of these columns."""
 
     table: pa.Table
     decimal_comma: list[str]
@@ -114,7 +114,7 @@ class _Column:
 def with_numbers(
     where: str, table: pa.Table, delimiter: str, is_usual: bool, written: Callable[[Sequence[str]], pa.Table]
 ) -> Found:
-    """Convert columns of numbers that have a decimal comma or thousands separators.
+    """Convert text columns to numbers if they have a decimal comma or thousands separators.
 
     If the field separator `is_usual` for the file's extension, decimal points are expected, so a column with other
     texts is unchanged. `written` returns columns as text. Raises `DataError`, naming column and row, for ambiguous

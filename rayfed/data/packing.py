@@ -1,4 +1,4 @@
-"""Writer of the files that `rayfed.data.mapped` opens, which processes a few images at a time."""
+"""Writer of packed data set files (read by `rayfed.data.mapped`), which processes a few images at a time."""
 
 from __future__ import annotations
 
@@ -20,14 +20,18 @@ _BATCH = 8 << 20
 
 
 def pack(source: Source, path: Path, progress: Callable[[int, int], None]) -> Layout:
-    """Write a data set to a file; `progress` receives the number of written samples and the total.
+    """Write a data set to a packed file for memory-mapping.
 
-    Image files are decoded in batches; other data sets are loaded into memory first. Raises `DataError` if the source
-    cannot be read, if its labels are not classes of whole images, or if the file cannot be written.
+    `progress` receives the number of written samples and the total. Image files are decoded in batches; other data sets
+    are loaded into memory first. Raises `DataError` if the source cannot be read, if its labels are not classes of
+    whole images, or if the file cannot be written.
     """
     train, test, classes = _splits(source)
     if train.labels.dtype.kind == "f":
-        raise DataError("a packed file contains classes, not numbers: use the original data set")
+        raise DataError(
+            "data with numeric labels cannot be packed, because a packed file contains classes: use the original data "
+            "set"
+        )
     count = len(train.labels) + len(test.labels)
     check_labels("train", train.labels, len(classes))
     check_labels("test", test.labels, len(classes))
@@ -41,7 +45,8 @@ def pack(source: Source, path: Path, progress: Callable[[int, int], None]) -> La
                 for images, labels in _batches(split, source.size, common, _rows(layout)):
                     if images.shape[1:] != layout.shape:
                         raise DataError(
-                            f"images differ in shape: {images.shape[1:]} and {layout.shape}; set `data.size`"
+                            f"images differ in shape: {images.shape[1:]} and {layout.shape}; set `data.size` to resize "
+                            "them"
                         )
                     pixels = pa.FixedSizeBinaryArray.from_buffers(
                         layout.schema().field("image").type, len(images), [None, pa.py_buffer(images)]
@@ -59,14 +64,21 @@ def pack(source: Source, path: Path, progress: Callable[[int, int], None]) -> La
 
 def _splits(source: Source) -> tuple[Split, Split, tuple[str, ...]]:
     if held(source) != "pixels":
-        raise DataError(f"a packed file contains images, but these are {held(source)}: use the original data set")
+        raise DataError(
+            f"only images can be packed, but this data set contains {held(source)}: use the original data set"
+        )
     if type(source).load is Source.load:
         return source.chosen()
     data: Dataset = source.load()
     if data.has_words:
-        raise DataError("a packed file contains classes, not words: use the original data set")
+        raise DataError(
+            "images of words cannot be packed, because a packed file contains classes: use the original data set"
+        )
     if data.has_places:
-        raise DataError("a packed file contains one class per image, not masks: use the original data set")
+        raise DataError(
+            "images with masks cannot be packed, because a packed file contains one class per image: use the original "
+            "data set"
+        )
     train, test = in_memory(data.train_images), in_memory(data.test_images)
     return Split(train, data.train_labels), Split(test, data.test_labels), data.classes
 

@@ -1,4 +1,4 @@
-"""Translation of the command line option `--data` to a scenario's section `data`."""
+"""Translation of the command-line option `--data` to the section `data` of a scenario."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def data_section(
     targets: Sequence[str] | None = None,
     text: str | None = None,
 ) -> dict[str, Any]:
-    """Return a scenario's section `data` for a file, a folder of images or texts, or the name of a data set.
+    """Return a scenario's section `data` for a file, a folder of images or texts, or a data set's name.
 
     Images may be in one folder per class, in `images` with their `masks` in a second folder, next to a table of file
     names and classes, or in a Hugging Face data set. In a table, `label` names the column of classes, `targets` columns
@@ -35,8 +35,8 @@ def data_section(
     path, resized = Path(data).expanduser(), {} if size is None else {"size": size}
     if targets and path.is_dir():
         raise UserError(
-            f"--target names columns of a table, but {data} is a folder: save images with numeric labels as a Parquet "
-            f"file, with numbers or lists of numbers in its column `label`"
+            f"--target selects columns of a table, but {data} is a folder: to attack images with numeric labels, save "
+            f"them as a Parquet file whose column `label` holds numbers or lists of numbers"
         )
     if targets:
         return {"name": "table", "path": data, "targets": list(targets)}
@@ -95,7 +95,9 @@ def _splits(data: str, tables: Sequence[Path], first: str = "table") -> dict[str
     train = by_split.get("train") or by_split.get("")
     if len(tables) == 2 and train and test:
         return {first: str(train), "test": str(by_split[test])}
-    raise UserError(f"--data {data} has several tables of images: name one of {', '.join(map(str, tables))}")
+    raise UserError(
+        f"--data {data} has several tables of images: give one of these tables: {', '.join(map(str, tables))}"
+    )
 
 
 def _split_of(table: Path) -> str:

@@ -35,22 +35,22 @@ _NAMED = 4
 
 
 class Read(NamedTuple):
-    """Table with notes on its layout."""
+    """Table read from a file, with notes on the file's layout."""
 
     table: pa.Table
     notes: tuple[str, ...] = ()
-    """Differences from a comma-separated file in UTF-8 with a header row."""
+    """Notes on differences from a comma-separated file in UTF-8 with a header row."""
     has_header: bool = True
-    """Whether the file has names of columns."""
+    """Whether the file has a header row with the names of columns."""
 
     def missing(self, name: str) -> str:
-        """Return the part of an error on an unknown column, with similar names."""
+        """Return the text of an error about an unknown column `name`, with similar column names."""
         names = self.table.column_names
-        return f"no column '{name}': {nearest(name, names)}" + "; it has no header row" * (not self.has_header)
+        return f"no column '{name}': {nearest(name, names)}" + "; the table has no header row" * (not self.has_header)
 
 
 def read_table(path: Path) -> Read:
-    """Read a table, with automatic detection of its layout.
+    """Read a table from a file, with automatic detection of the file's layout.
 
     Spaces around names of columns are removed. Columns with whole numbers that start with 0, such as postcodes, stay
     text. Raises `DataError`, naming the file, for another kind of file, an ambiguous layout, and duplicate names of
@@ -59,13 +59,13 @@ def read_table(path: Path) -> Read:
     found = _read(path)
     names = found.table.column_names
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise DataError(f"{path}: two columns are named '{twice[0]}': rename one")
+        raise DataError(f"{path}: two columns are named '{twice[0]}': rename one of them")
     stripped = [name.strip() for name in names]
     return found._replace(table=found.table.rename_columns(stripped)) if len(set(stripped)) == len(names) else found
 
 
 def name_ending(path: Path) -> str:
-    """Return the extension of a table in lower case, without the extension of a compressed file."""
+    """Return the extension of a table's file name in lower case, without the extension of a compressed file."""
     inner = Path(path.stem) if path.suffix.lower() in PACKED else path
     return inner.suffix.lower()
 
@@ -91,7 +91,7 @@ def _unpacked(path: Path, content: bytes) -> bytes:
             try:
                 return unpack(content)
             except (EOFError, OSError, ValueError, lzma.LZMAError, zlib.error) as error:
-                raise DataError(f"{path} cannot be unpacked: {error}; download it again") from error
+                raise DataError(f"{path} cannot be unpacked: {error}; download the file again") from error
     return content
 
 
@@ -115,7 +115,7 @@ def _parquet(path: Path, source: Path | pa.BufferReader) -> Read:
 def _separated(path: Path, content: bytes) -> Read:
     """Read a text table with a separator between its fields."""
     if name_ending(path) == ".parquet":
-        raise DataError(f"{path} is text, expected a complete Parquet file: rename it to .csv if it is a table")
+        raise DataError(f"{path} is text, expected a complete Parquet file: if it is a table, rename the file to .csv")
     content = content.removesuffix(b"\x1a")  # end-of-file mark of DOS
     text, encoding = decoded(str(path), content)
     if kind := structured_kind(text):
@@ -162,16 +162,16 @@ def _notes(path: Path, layout: Layout, usual: str, encoding: str, found: Found) 
     """Yield notes on unusual features of the layout."""
     detected = [f"fields are separated by {DELIMITERS[layout.delimiter]}"] if layout.delimiter != usual else []
     if encoding != UTF_8:
-        detected.append(f"the encoding is {encoding}")
+        detected.append(f"encoding {encoding}")
     if layout.comments:
         detected.append(f"comment lines before the table: {layout.comments}")
     for names, has in ((found.decimal_comma, "decimal comma"), (found.thousands, "thousands separators")):
         if names:
             detected.append(f"numbers with {has}: {_listed(names)}")
     if detected:
-        yield f"data: detected in {path.name}: {'; '.join(detected)}"
+        yield f"data: layout detected in {path.name}: {'; '.join(detected)}"
     if layout.columns is not None:
-        yield (f"data: {path.name} has no header row: its columns are named column_1 to column_{len(layout.columns)}")
+        yield (f"data: {path.name} has no header row: the columns are named column_1 to column_{len(layout.columns)}")
     for name in found.left:
         yield (
             f"column '{name}' has numbers with a decimal comma, but the table also has decimal points: the column is "

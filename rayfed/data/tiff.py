@@ -23,7 +23,7 @@ _TRANSPARENCY = (1, 2)
 
 
 def decode(content: bytes) -> np.ndarray:
-    """Decode an image into (C, H, W), uint8 or (above 8 bits per channel) uint16, with white as the maximum.
+    """Decode a TIFF image into (C, H, W), uint8 or (above 8 bits per channel) uint16, with white as the maximum.
 
     Grey pages of one size become the channels of one image. Raises `DataError` for other kinds of files, and if
     tifffile is needed but missing.
@@ -56,15 +56,17 @@ def _general(content: bytes) -> np.ndarray:
         from tifffile import TiffFile
     with TiffFile(BytesIO(content)) as file:
         if len(file.series) > 1:
-            raise DataError("its pages differ in size or kind: save one page, or pages of equal size")
+            raise DataError("the pages of the TIFF differ in size or kind: save one page, or pages of equal size")
         series, page = file.series[0], file.series[0].keyframe
         axes, pixels = series.axes, series.asarray()
     if page.photometric not in (_WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB) or pixels.dtype not in (np.uint8, np.uint16):
         named = getattr(page.photometric, "name", page.photometric)
-        raise DataError(f"its values are {pixels.dtype}, {named}: expected unsigned 8 or 16 bits, grey or RGB")
+        raise DataError(f"the TIFF's values are {pixels.dtype}, {named}: expected unsigned 8 or 16 bits, grey or RGB")
     channels = [place for place, axis in enumerate(axes) if axis not in "YX"]
     if len(channels) > 1:
-        raise DataError(f"it has the axes {axes}: expected height, width and at most one axis of channels or pages")
+        raise DataError(
+            f"the TIFF has the axes {axes}: expected height, width and at most one axis of channels or pages"
+        )
     pixels = np.moveaxis(pixels, channels[0], 0) if channels else pixels[None]
     if page.extrasamples and page.extrasamples[-1] in _TRANSPARENCY and "S" in axes:
         pixels = pixels[:-1]

@@ -35,14 +35,17 @@ _PADS = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>", "</s>")
 
 @dataclass(frozen=True)
 class Reader:
-    """Tokeniser with the ids of its padding and mask tokens, None if it has none."""
+    """Tokeniser with the ids of the padding and mask tokens (None if the tokeniser lacks the token)."""
 
     tokenizer: Tokenizer
     pad: int | None
     mask: int | None = None
 
     def sample(self, length: int, padded: bool = True) -> Tokens:
-        """Return the description of texts with `length` tokens, padded or never shorter."""
+        """Return the description of texts with `length` tokens.
+
+        If `padded` is false, no text has fewer tokens.
+        """
         return Tokens(self.pieces(), length, self.pad if padded else None, self.mask, self._special())
 
     def _special(self) -> tuple[int, ...]:
@@ -54,7 +57,10 @@ class Reader:
         return np.array(self.tokenizer.encode(text, add_special_tokens=False).ids, np.int64)
 
     def filled(self, texts: Sequence[str], length: int) -> tuple[np.ndarray, int]:
-        """Return texts as (N, length) int64 with special tokens, truncated or padded, and the number truncated."""
+        """Tokenise texts with special tokens, truncated or padded to `length` tokens.
+
+        Returns the tokens (N, length) int64 and the number of truncated texts.
+        """
         assert self.pad is not None
         found = self._encoded(texts, length)
         return _rows([one.ids for one in found], length, self.pad), _truncated(found)
@@ -62,10 +68,10 @@ class Reader:
     def labelled(
         self, texts: Sequence[Sequence[str]], labels: Sequence[Sequence[int]], length: int
     ) -> tuple[np.ndarray, np.ndarray, int]:
-        """Return tokens of texts given in words, labels per token, and the number of truncated texts.
+        """Tokenise texts that are given as lists of words, with one label per token.
 
-        Tokens and labels are (N, length) int64. The label of a word is at its first token; other places have
-        `NO_TARGET`.
+        Returns the tokens, the labels and the number of truncated texts. Tokens and labels are (N, length) int64. The
+        label of a word is at its first token; other positions have `NO_TARGET`.
         """
         assert self.pad is not None
         found = self._encoded(texts, length, is_pretokenized=True)
@@ -85,7 +91,10 @@ class Reader:
             self.tokenizer.no_truncation()
 
     def pieces(self) -> tuple[str, ...]:
-        """Return each token's text when it follows another token, as most decoders drop a leading space."""
+        """Return the text of each token when the token follows another token.
+
+        Most decoders drop a leading space.
+        """
         before = self.tokenizer.decode([0], skip_special_tokens=False)
         pieces = []
         for number in range(max(self.tokenizer.get_vocab(with_added_tokens=True).values()) + 1):
@@ -114,7 +123,7 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def load_tokenizer(path: str | Path) -> Reader:
-    """Load a tokeniser from a `tokenizer.json` or a folder; raises `DataError` if it cannot be read."""
+    """Load a tokeniser from a `tokenizer.json` or a folder; raise `DataError` if the tokeniser cannot be read."""
     found = local_path(path)
     if found.is_dir() and not (found / _FILE).is_file():
         tokenizer = _made(found)
@@ -129,7 +138,8 @@ def load_tokenizer(path: str | Path) -> Reader:
             ) from error
     if tokenizer.get_vocab_size() > MOST_TOKENS:
         raise DataError(
-            f"data.tokenizer: {found} has {tokenizer.get_vocab_size()} tokens; use one with at most {MOST_TOKENS}"
+            f"data.tokenizer: {found} has {tokenizer.get_vocab_size()} tokens; use a tokeniser with at most "
+            f"{MOST_TOKENS}"
         )
     folder = found if found.is_dir() else None
     pad, mask = _pad(tokenizer, folder), _known(tokenizer, [_told(folder, _SETTINGS, "mask_token"), *_MASKS])

@@ -14,10 +14,10 @@ from rayfed.errors import UserError
 
 @runtime_checkable
 class Partition(Protocol):
-    """Partition of samples among clients: a frozen dataclass whose fields are the scenario's parameters."""
+    """Partition of samples among clients, as a frozen dataclass whose fields are the scenario's parameters."""
 
     def split(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> Sequence[np.ndarray]:
-        """Return each client's indices (n,) int64, without repetition, in random order.
+        """Return the indices of each client's samples, (n,) int64 each, without repetition, in random order.
 
         `labels` is (N,) int64. Every sample belongs to exactly one client, unless documented otherwise, and every
         client has at least one; `rng` is the only source of randomness. Raises `UserError` for too few samples.
@@ -27,7 +27,7 @@ class Partition(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Parts(Sequence[np.ndarray]):
-    """Samples of all clients in two flat arrays, which actors can memory-map for any number of clients."""
+    """Indices of all clients' samples in two flat arrays, which actors can memory-map for any number of clients."""
 
     indices: np.ndarray
     """Indices of samples, (N,) int64, grouped by client."""
@@ -36,7 +36,7 @@ class Parts(Sequence[np.ndarray]):
 
     @classmethod
     def of(cls, parts: Iterable[np.ndarray]) -> Parts:
-        """Return the object for a sequence of clients' indices."""
+        """Build a `Parts` object from a sequence with one array of sample indices per client."""
         if isinstance(parts, Parts):
             return parts
         every = [np.empty(0, np.int64), *parts]
@@ -44,7 +44,7 @@ class Parts(Sequence[np.ndarray]):
 
     @property
     def sizes(self) -> np.ndarray:
-        """Number of samples of each client, (clients,) int64."""
+        """Return the number of samples of each client, (clients,) int64."""
         return np.diff(self.ends, prepend=0)
 
     def __len__(self) -> int:
@@ -64,7 +64,10 @@ class Parts(Sequence[np.ndarray]):
 
 
 def require(samples: int, clients: int, each: int, what: str) -> None:
-    """Raise `UserError` unless there are `each` samples for every client; `what` is the requirement."""
+    """Raise `UserError` if there are fewer than `each` samples per client.
+
+    `what` describes the requirement in the error.
+    """
     if samples < clients * each:
         raise UserError(
             f"cannot partition {samples} samples among {clients} clients: {what} needs at least {clients * each}; "
@@ -73,7 +76,7 @@ def require(samples: int, clients: int, each: int, what: str) -> None:
 
 
 def hold_out(part: np.ndarray, labels: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
-    """Split one client's indices (n,) into training and validation indices.
+    """Split one client's sample indices (n,) into training indices and validation indices.
 
     Both have at least one sample, stratified by class. `labels` are the labels of all samples. Raises `UserError` for
     too few samples.
@@ -81,7 +84,7 @@ def hold_out(part: np.ndarray, labels: np.ndarray, share: float) -> tuple[np.nda
     count = max(1, round(share * len(part)))
     if count >= len(part):
         raise UserError(
-            f"federation.validation: {share:g} of a client's {len(part)} samples leaves none for training; "
+            f"federation.validation: a share of {share:g} of a client's {len(part)} samples leaves no training sample; "
             f"use fewer clients, a smaller share, or a partition with more samples per client"
         )
     chosen = stratified(labels[part], count)
@@ -89,7 +92,7 @@ def hold_out(part: np.ndarray, labels: np.ndarray, share: float) -> tuple[np.nda
 
 
 def label_mix(labels: np.ndarray, parts: Sequence[np.ndarray], classes: int) -> np.ndarray:
-    """Return the number of samples of each class at each client, (clients, classes) int64."""
+    """Return the number of samples that each client has of each class, (clients, classes) int64."""
     every = Parts.of(parts)
     owners = np.repeat(np.arange(len(every)), every.sizes)
     held = np.bincount(owners * classes + labels[every.indices], minlength=len(every) * classes)

@@ -10,9 +10,9 @@ from rayfed.registry import component
 
 @component
 class Blocks:
-    """One block of consecutive samples per client, with equal sizes to within one sample."""
+    """One block of consecutive samples per client, with equal numbers of samples (to within one)."""
 
     def split(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-        """Return the clients' indices, see `Partition.split`."""
+        """Return the indices of each client's samples (see `Partition.split`)."""
         require(len(labels), clients, 1, "one per client")
         return [rng.permutation(block) for block in np.array_split(np.arange(len(labels)), clients)]

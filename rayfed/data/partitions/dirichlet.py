@@ -33,7 +33,7 @@ class Dirichlet:
     """Minimum number of samples per client; raises an error if there are fewer."""
 
     def split(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-        """Return the clients' indices, see `Partition.split`."""
+        """Return the indices of each client's samples (see `Partition.split`)."""
         require(len(labels), clients, self.min_samples, f"{self.min_samples} per client")
         order = rng.permutation(len(labels))
         present, counts = np.unique(labels, return_counts=True)

@@ -10,9 +10,9 @@ from rayfed.registry import component
 
 @component
 class IID:
-    """Equal shares of all samples (to within one), independent of their labels."""
+    """Equal shares of the samples (to within one sample) for all clients, independent of the labels."""
 
     def split(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-        """Return the clients' indices, see `Partition.split`."""
+        """Return the indices of each client's samples (see `Partition.split`)."""
         require(len(labels), clients, 1, "one per client")
         return np.array_split(rng.permutation(len(labels)), clients)

@@ -16,13 +16,13 @@ from rayfed.registry import component
 
 @component
 class Quantity:
-    """Unequal shares: one sample per client plus a share ~ Dir(alpha, ..., alpha), independent of labels."""
+    """Unequal shares: one sample per client plus a share ~ Dir(alpha, ..., alpha), independent of the labels."""
 
     alpha: Annotated[float, Field(gt=0)]
     """Concentration: near 0, one client has nearly all samples; above about 100, all have about the same number."""
 
     def split(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-        """Return the clients' indices, see `Partition.split`."""
+        """Return the indices of each client's samples (see `Partition.split`)."""
         require(len(labels), clients, 1, "one per client")
         order = rng.permutation(len(labels))
         shares = rng.dirichlet(np.full(clients, self.alpha))

@@ -25,7 +25,7 @@ class Resampled:
     """Number of distinct samples per client."""
 
     def split(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> Parts:
-        """Return the clients' indices, see `Partition.split`; several clients may have the same sample."""
+        """Return the indices of each client's samples, which other clients may have, too (see `Partition.split`)."""
         if len(labels) < self.samples:
             raise UserError(
                 f"partition resampled: a client cannot have {self.samples} different samples out of {len(labels)}; "

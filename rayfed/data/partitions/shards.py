@@ -21,7 +21,10 @@ class Shards:
     """Number of shards per client, which is roughly its number of classes."""
 
     def split(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-        """Return the clients' indices, see `Partition.split`; shards are equal to within one sample."""
+        """Return the indices of each client's samples (see `Partition.split`).
+
+        Shards are equal to within one sample.
+        """
         each = self.shards_per_client
         require(len(labels), clients, each, f"one for each of {each} shards per client")
         order = rng.permutation(len(labels))

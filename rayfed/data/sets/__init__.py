@@ -1,4 +1,4 @@
-"""Data sets, one or one family per file, each a component with `load() -> Dataset`."""
+"""Data sets: one data set or family per file, each a component with `load() -> Dataset`."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ TABLE: dict[str, str] = {
 
 
 def check_given(data: str) -> None:
-    """Raise `UserError` unless an argument is a file, folder, URL, or the name or dotted path of a data set.
+    """Raise `UserError` unless the argument of `--data` is a file, folder, URL, or a data set's name.
 
     Nothing is imported or read, so a mistyped path is reported immediately.
     """
     known = registry.table("datasets")
     if not Path(data).expanduser().exists() and data not in known and ":" not in data:
-        raise UserError(f"--data {data}: no such file, folder or data set; {nearest(data, known)}")
+        raise UserError(f"--data {data}: there is no such file, folder or data set; {nearest(data, known)}")
 
 
 def is_public(spec: Mapping[str, Any] | str) -> bool:

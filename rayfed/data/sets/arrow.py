@@ -1,4 +1,4 @@
-"""Memory-mapped data sets from a file of `rayfed pack`."""
+"""Memory-mapped data sets, from a packed file written by `rayfed pack`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rayfed.registry import component
 
 @component
 class Arrow(Source):
-    """Arrow file from `rayfed pack`, memory-mapped; all nodes of a cluster need it at the same path."""
+    """Packed file from `rayfed pack`, memory-mapped; all nodes of a cluster need the file at the same path."""
 
     path: Path
     """Path of the file; `~` and environment variables are expanded."""
 
     def load(self) -> Dataset:
-        """Open the data set without reading the images; raises `DataError` if `size` is not their size."""
+        """Open the data set without reading the images; raise `DataError` if `size` differs from the images' size."""
         data = mapped(str(local_path(self.path).resolve()), self.train_samples, self.test_samples)
         if self.size is not None and data.sample.shape[1:] != (self.size, self.size):
             raise DataError(

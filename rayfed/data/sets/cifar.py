@@ -27,7 +27,7 @@ _SHARDS = "Parquet files *train*.parquet and *test*.parquet (or *val*.parquet) i
 
 @component
 class CIFAR10(TorchvisionSource):
-    """60,000 colour images of 32x32 in 10 classes (or as many as the Parquet files hold)."""
+    """60,000 colour images of 32x32 pixels in 10 classes (or as many images as the Parquet files contain)."""
 
     is_public: ClassVar[bool] = True
 
@@ -36,7 +36,7 @@ class CIFAR10(TorchvisionSource):
     label_columns: ClassVar[tuple[str, ...]] = ("label",)
 
     def read(self) -> tuple[Split, Split, tuple[str, ...]]:
-        """Read torchvision's batches if its folder exists, else all Parquet files, in stored order."""
+        """Read torchvision's batch files if their folder exists, else all Parquet files, in stored order."""
         train, test = self._shards("train"), self._shards("test", "val")
         if (train or test) and not self._batches.is_dir():
             return self._read_parquet(train, test)
@@ -51,7 +51,7 @@ class CIFAR10(TorchvisionSource):
             return data
         named = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
         said = (
-            f"data: the training images are from {named}, and JPEG loses detail: to use one file only, name it "
+            f"data: the training images are from {named}, and JPEG loses detail: to use only one file, give that file "
             f"(`data: {{name: parquet, train: FILE}}`)"
         )
         return replace(data, remarks=(*data.remarks, said))
@@ -76,7 +76,7 @@ class CIFAR10(TorchvisionSource):
     def _read_parquet(self, train: list[Path], test: list[Path]) -> tuple[Split, Split, tuple[str, ...]]:
         for split, files in (("train", train), ("test", test)):
             if not files:
-                raise self.missing(f"{self.folder} has Parquet files, but none for the {split} split")
+                raise self.missing(f"{self.folder} has Parquet files, but no file for the {split} split")
         return read_parquet(train, test, ("image", "img"), self.label_columns)
 
     def _read_batches(self) -> tuple[Split, Split, tuple[str, ...]]:
@@ -92,7 +92,7 @@ class CIFAR10(TorchvisionSource):
 
 @component
 class CIFAR100(CIFAR10):
-    """60,000 colour images of 32x32 in 100 classes (the fine labels)."""
+    """60,000 colour images of 32x32 pixels in 100 classes (the fine labels)."""
 
     original: ClassVar[Any] = datasets.CIFAR100
     layout: ClassVar[str] = f"torchvision's folder cifar-100-python in root, or {_SHARDS}"

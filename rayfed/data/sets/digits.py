@@ -1,4 +1,4 @@
-"""scikit-learn's digits: 1,797 handwritten digits of 8x8 pixels, included in its wheel.
+"""scikit-learn's digits: 1,797 handwritten digits of 8x8 pixels, included in the scikit-learn wheel.
 
 Source: Alpaydin and Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository, 1998 (test
 part).
@@ -31,7 +31,7 @@ class Digits(Source):
     """Height and width in pixels, to which the 8x8 images are resized (bilinear). `null` keeps 8x8."""
 
     def read(self) -> tuple[Split, Split, tuple[str, ...]]:
-        """Read 1,438 training and 359 test digits of 8x8, with their 17 grey levels scaled to 0..255."""
+        """Read 1,438 training and 359 test digits of 8x8 pixels, with their 17 grey levels scaled to 0..255."""
         table = np.loadtxt(_file(), delimiter=",", dtype=np.int64)
         images = np.rint(table[:, :64] * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
         train, test = hold_out_fifth(Split(images, table[:, 64]), "digits")

@@ -1,4 +1,4 @@
-"""Toy data: points in the plane from two different Gaussian mixtures, one for each of two clients.
+"""Toy data: points in the plane from two different Gaussian mixtures, one per client.
 
 Source: Ren's thesis, section 4.3.1 and figure 4.2. The thesis gives the sizes; the means and deviations are our choice.
 """
@@ -39,7 +39,7 @@ class GaussianToy(Source):
     """Seed of the points."""
 
     def read(self) -> tuple[Split, Split, tuple[str, ...]]:
-        """Sample the points of both clients."""
+        """Sample the points of both clients, and return the train split, the test split and the class names."""
         rng = np.random.default_rng(self.seed)
         tested = self.samples // 10
         images, labels = zip(*(self._draw(classes, rng) for classes in _CLUSTERS), strict=True)

@@ -40,21 +40,21 @@ class HuggingFace(Source):
     """Column of the classes. Default: the class column in the metadata, else `label` or similar."""
 
     def read(self) -> tuple[Split, Split, tuple[str, ...]]:
-        """Read both splits in stored order."""
+        """Read the train split, the test split and the class names, in stored order."""
         root = local_path(self.root)
         found = splits(root)
         known = ", ".join(found) or "none"
         name = self.train if self.train in found or len(found) != 1 else next(iter(found))
         for asked in (name, self.test):
             if asked is not None and asked not in found:
-                raise DataError(f"{root} has no split '{asked}' in Parquet or Arrow files; it has {known}")
+                raise DataError(f"{root} has no split '{asked}' in Parquet or Arrow files; choose from {known}")
         test = self.test or next((other for other in TESTS if other in found and other != name), None)
         files = found[name], [] if test is None else found[test]
         return read_parquet(*files, named(self.image_column), named(self.label_column))
 
 
 def splits(root: Path) -> dict[str, list[Path]]:
-    """Return the files of each split; empty if the folder is not a Hugging Face data set."""
+    """Return the files of each split of a Hugging Face data set; empty if the folder is not such a data set."""
     if (root / "dataset_dict.json").is_file():
         written = _said(root / "dataset_dict.json", "splits")
         return {str(name): _saved(root / str(name)) for name in written}
@@ -69,7 +69,9 @@ def splits(root: Path) -> dict[str, list[Path]]:
         return {}
     for name, paths in found.items():
         if len(folders := dict.fromkeys(str(path.parent) for path in paths)) > 1:
-            raise DataError(f"{root} has the split '{name}' in several folders: give one of {', '.join(folders)}")
+            raise DataError(
+                f"{root} has the split '{name}' in several folders: give one of these folders: {', '.join(folders)}"
+            )
     return found
 
 
@@ -82,11 +84,13 @@ def _saved(folder: Path) -> list[Path]:
     try:
         names = [str(one["filename"]) for one in written]
     except (KeyError, TypeError) as error:
-        raise DataError(f"{state} names no files in `_data_files`; download it again") from error
+        raise DataError(f"{state} lists no files in `_data_files`; download the data set again") from error
     if escaping := [name for name in names if Path(name).name != name]:
-        raise DataError(f"{state} names '{escaping[0]}', which is not a file in the same folder; download it again")
+        raise DataError(
+            f"{state} refers to '{escaping[0]}', which is not a file in the same folder; download the data set again"
+        )
     if missing := [name for name in names if not (folder / name).is_file()]:
-        raise DataError(f"{folder / missing[0]} is missing, but {state} names it; copy the whole folder")
+        raise DataError(f"{folder / missing[0]} is missing, but {state} refers to it; copy the whole folder")
     return [folder / name for name in names]
 
 
@@ -94,7 +98,9 @@ def _said(path: Path, key: str) -> list[Any]:
     try:
         written = read_json(path.read_text(encoding="utf-8"))[key]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} cannot be read: {error!r}; expected a list `{key}` in it") from error
+        raise DataError(
+            f"{path} cannot be read: {error!r}; expected a JSON file with a list `{key}`; download the data set again"
+        ) from error
     if not isinstance(written, list):
-        raise DataError(f"{path}: `{key}` is not a list; download it again")
+        raise DataError(f"{path}: `{key}` is not a list; download the data set again")
     return written

@@ -30,7 +30,7 @@ class ImageFolder(Source):
     """Folder of the classes or of `train` and `test`; `~` and environment variables are expanded."""
 
     def read(self) -> tuple[Split, Split, tuple[str, ...]]:
-        """Read classes in alphabetical order, and the images of a class in the order of their names."""
+        """Read the images class by class, in alphabetical order of classes and file names."""
         root = local_path(self.root)
         if not root.is_dir():
             raise DataError(f"{root} is not a folder; expected a folder with CLASS/*.png (or .jpg, ...)")
@@ -42,12 +42,12 @@ class ImageFolder(Source):
             return *hold_out_fifth(_split(root, classes), str(root)), classes
         for folder, other in ((train, test), (test, train)):
             if not folder.is_dir():
-                raise DataError(f"{folder} is missing, but {other} exists; expected both or none of them")
+                raise DataError(f"{folder} is missing, but {other} exists; provide both folders or neither")
         classes = _classes(train)
         return _split(train, classes), _split(test, classes), classes
 
     def notes(self) -> Iterator[str]:
-        """Yield notes on the files that are not used."""
+        """Yield notes on unused files in the folder."""
         train, test, _ = self.read()
         used = [image.data for split in (train, test) for image in split.images if isinstance(image, Encoded)]
         return notes_on_files(local_path(self.root), {path for path in used if isinstance(path, Path)})
@@ -79,5 +79,7 @@ def _without_images(folder: Path) -> DataError:
     """Return the error for a class folder without images, with the first image below it or its first file."""
     below = next((path for path in sorted(folder.rglob("*")) if path.is_file() and is_image(path)), None)
     other = next((path for path in sorted(folder.iterdir()) if path.is_file()), None)
-    has = f"; move images out of its subfolders, such as {below}" if below else f"; it has {other}" * bool(other)
+    has = (
+        f"; move images out of its subfolders, such as {below}" if below else f"; the folder has {other}" * bool(other)
+    )
     return DataError(f"{folder} has no image; expected files with an extension {', '.join(sorted(ENDINGS))}{has}")

@@ -73,7 +73,7 @@ class ImageMasks:
     """Number of test samples to use, a deterministic evenly spaced subset. Default: all."""
 
     def load(self) -> Dataset:
-        """Load images and masks into memory.
+        """Load images and masks into memory; raise `DataError` for missing, broken or mismatched files.
 
         Raises `DataError` for an image without a mask, and for masks that do not match their images or the classes.
         """
@@ -132,8 +132,8 @@ class ImageMasks:
             known = _names(path)
             if column is None or column not in known:
                 missing = f"no column '{column}'" if column else f"no column named {MASK_COLUMNS[0]} or similar"
-                near = nearest(column, known) if column else f"its columns are {', '.join(known)}"
-                raise DataError(f"{path} has {missing}: name it with `data.{field}`; {near}")
+                near = nearest(column, known) if column else f"the columns are {', '.join(known)}"
+                raise DataError(f"{path} has {missing}: set `data.{field}` to the column's name; {near}")
         assert mask is not None
         images, masks = read_columns(path, (self.image_column, mask))
         return [
@@ -186,7 +186,7 @@ def _holds_masks(path: Path) -> bool:
 
 
 def mask_column(path: Path) -> str | None:
-    """Return the column of masks in a Parquet file, by its name; None if there is none."""
+    """Return the name of the column of masks in a Parquet file, by typical names; None without such a column."""
     known = {name.lower(): name for name in reversed(_names(path))}
     return next((known[name] for name in MASK_COLUMNS if name in known), None)
 
@@ -215,7 +215,9 @@ def _by_name(folder: Path) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for path in sorted(path for path in folder.iterdir() if path.is_file() and is_image(path)):
         if path.stem in found:
-            raise DataError(f"{found[path.stem]} and {path} have the same name, so their mask is ambiguous: rename one")
+            raise DataError(
+                f"{found[path.stem]} and {path} have the same name, so their mask is ambiguous: rename one of the files"
+            )
         found[path.stem] = path
     if not found:
         raise DataError(f"{folder} has no image; expected files such as {folder}/NAME.png")

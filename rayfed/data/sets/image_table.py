@@ -38,11 +38,11 @@ class ImageTable(Source):
     """Name of the column of file names, with or without extension. Default: `file`, `path`, `image` or similar; without
     a header row, the first column that names an image."""
     label_column: str | None = None
-    """Column of the classes. Default: the only column named `label`, `class`, `target`, `diagnosis` or similar; without
+    """Column of the classes. Default: the only column named `label`, `class`, `target`, `diagnosis` or similar. Without
     a header row, the other one of two columns."""
 
     def read(self) -> tuple[Split, Split, tuple[str, ...]]:
-        """Read samples in the order of the table; classes are sorted by number, or else by name."""
+        """Read the images in the order of the table; classes are sorted by number, or else by name."""
         paths, root = self._places()
         files = Files.of(root)
         rows = [self._rows(path, files) for path in paths]
@@ -54,7 +54,7 @@ class ImageTable(Source):
         return splits[0], splits[1], classes
 
     def notes(self) -> Iterator[str]:
-        """Yield notes on the layout of the tables, and on files that are not used."""
+        """Yield notes on the layout of the tables, and on unused files."""
         paths, root = self._places()
         files = Files.of(root)
         for path in paths:
@@ -79,14 +79,14 @@ class ImageTable(Source):
 
 
 class Files:
-    """Images in a folder, to be found by their names in a table."""
+    """Images in a folder, searched by the file names in a table."""
 
     def __init__(self, root: Path, known: Mapping[str, list[Path]]) -> None:
         self._root, self._known = root, known
 
     @classmethod
     def of(cls, root: Path) -> Files:
-        """List the images in a folder and its subfolders; raises `DataError` if there is no such folder."""
+        """List the images in a folder and its subfolders; raise `DataError` if there is no such folder."""
         if not root.is_dir():
             raise DataError(f"{root} is not a folder; expected the folder of the images")
         known: dict[str, list[Path]] = {}
@@ -96,11 +96,11 @@ class Files:
         return cls(root, known)
 
     def named(self, table: Path, names: list[str]) -> list[Path]:
-        """Return the files named in a table's rows; raises `DataError` for a row that matches none or several."""
+        """Return the files named in a table's rows; raise `DataError` if a row matches no file or several files."""
         return [self._one(f"{table}, row {row} (from 0)", name) for row, name in enumerate(names)]
 
     def has(self, name: str) -> bool:
-        """Return whether the folder contains a file with this name."""
+        """Return whether the folder contains an image file named `name`."""
         return (self._root / name).is_file() or Path(name).name in self._known
 
     def _one(self, where: str, name: str) -> Path:
@@ -115,7 +115,7 @@ class Files:
 
 
 def tables_of_images(path: Path) -> list[Path]:
-    """Return the tables in a folder, or the file itself, whose first row names an image in its folder or below."""
+    """Return the tables in a folder, or the table itself, whose first row names an image in or below the folder."""
     files = [path] if path.is_file() else sorted(path.iterdir()) if path.is_dir() else []
     return [file for file in files if name_ending(file) in TABLES and is_sample(file, path) and _names_images(file)]
 
@@ -146,7 +146,10 @@ def _first(read: Read, column: str) -> str:
 
 
 def columns(read: Read, file: str | None, label: str | None) -> tuple[str, str]:
-    """Return a table's columns of file names and classes; raises `DataError` for a missing or ambiguous one."""
+    """Return the names of a table's columns of file names and classes.
+
+    Raises `DataError` for a missing or ambiguous column.
+    """
     names = read.table.column_names
     every = ", ".join(names)
     for asked in (file, label):
@@ -155,7 +158,10 @@ def columns(read: Read, file: str | None, label: str | None) -> tuple[str, str]:
     if file is None:
         file = _column_of_files(read)
     if file is None:
-        raise DataError(f"no column is named {FILE_COLUMNS[0]} or similar: name one of {every} with `data.file_column`")
+        raise DataError(
+            f"no column is named {FILE_COLUMNS[0]} or similar: set `data.file_column` to the column of file names, one "
+            f"of {every}"
+        )
     if label is None:
         label = _label(read, file.strip(), every)
     return file.strip(), label.strip()
@@ -167,8 +173,12 @@ def _label(read: Read, file: str, every: str) -> str:
         return str(others[0])
     found = [name for name in _found(read.table, LABEL_COLUMNS) if name != file]
     if len(found) != 1:
-        problem = f"{' and '.join(found)} may each be the classes" if found else "no column is named label or similar"
-        raise DataError(f"{problem}: name one of {every} with `data.label_column`")
+        problem = (
+            f"each of the columns {' and '.join(found)} may contain the classes"
+            if found
+            else "no column is named label or similar"
+        )
+        raise DataError(f"{problem}: set `data.label_column` to the column of classes, one of {every}")
     return found[0]
 
 

@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST from their four idx files.
+"""MNIST and Fashion-MNIST, read from four idx files each.
 
 LeCun, Cortes and Burges, "The MNIST database of handwritten digits", 1998; Xiao, Rasul and Vollgraf, "Fashion-MNIST",
 arXiv:1708.07747, 2017.
@@ -35,7 +35,7 @@ class MNIST(TorchvisionSource):
     classes: ClassVar[tuple[str, ...]] = tuple("0123456789")
 
     def read(self) -> tuple[Split, Split, tuple[str, ...]]:
-        """Read 60,000 training and 10,000 test images."""
+        """Read 60,000 training and 10,000 test images, and the class names."""
         if self.download and not all(self._find(name) for name in (*_TRAIN, *_TEST)):
             with self.downloading():
                 self.original(self.folder, download=True)

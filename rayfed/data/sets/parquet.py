@@ -1,4 +1,4 @@
-"""Tables of images, Parquet or Arrow: encoded bytes in one column and labels in another.
+"""Images in Parquet or Arrow files: encoded bytes in one column and labels in another column.
 
 In the Hugging Face layout, images are structs of `bytes` and `path`, labels are integers, and the schema's metadata has
 the names of the classes under `huggingface` (feature type `ClassLabel`). Floating-point labels, and lists of numbers of
@@ -50,32 +50,36 @@ class Parquet(Source):
         files = parquet_files(self.train)
         if len(files) > 1:
             named = ", ".join(path.name for path in files[:_NAMED]) + ", ..." * (len(files) > _NAMED)
-            yield f"data: {len(files)} files in {self.train} are read as one split; none may be a test split: {named}"
+            yield (
+                f"data: {len(files)} files in {self.train} are read as one training split: {named}. Check that none of "
+                f"these files is a test split"
+            )
 
     def read(self) -> tuple[Split, Split, tuple[str, ...]]:
-        """Read both splits in stored order; files are sorted by name."""
+        """Read the train and test split in stored order; files are sorted by name."""
         train = parquet_files(self.train)
         test = parquet_files(self.test) if self.test is not None else []
         return read_parquet(train, test, named(self.image_column), named(self.label_column))
 
 
 def named(column: str | None) -> tuple[str, ...]:
-    """Return the requested name of a column as a tuple; empty if none was requested."""
+    """Return the requested column name as a tuple; empty if no column was requested."""
     return () if column is None else (column,)
 
 
 def read_parquet(
     train: Sequence[Path], test: Sequence[Path], image_columns: Sequence[str], label_columns: Sequence[str]
 ) -> tuple[Split, Split, tuple[str, ...]]:
-    """Read training split, test split and class names, from the first of the named columns in each file.
+    """Read train split, test split and class names from Parquet files.
 
-    If no column is named, it is found by metadata, name or type. Without test files a stratified fifth of the training
-    split is held out. Names of classes are from the metadata or from text labels, else the numbers up to the maximum
-    training label. Raises `DataError`, naming file and row.
+    The columns are the first of the given column names that a file has. If no column is named, it is found by metadata,
+    name or type. Without test files a stratified fifth of the training split is held out. Names of classes are from the
+    metadata or from text labels, else the numbers up to the maximum training label. Raises `DataError`, naming file and
+    row.
     """
     for path in test:
         if path in train:
-            raise DataError(f"{path} is in the training and in the test split; use each file in one split only")
+            raise DataError(f"{path} is in both the training and the test split; use each file in only one split")
     shards = [_read_file(path, image_columns, label_columns) for path in (*train, *test)]
     numbers = any(shard.labels.dtype.kind == "f" for shard in shards)
     shards = shards if numbers else _numbered(shards)
@@ -105,7 +109,7 @@ class _Shard(NamedTuple):
 
 
 def parquet_files(path: Path) -> list[Path]:
-    """Return a Parquet file, or all Parquet files in a folder, sorted by name; raises `DataError` without any."""
+    """Return a Parquet file, or all Parquet files in a folder sorted by name; raise `DataError` if there are none."""
     local = local_path(path).resolve()
     if local.is_file():
         return [local]
@@ -131,7 +135,9 @@ def _read_file(path: Path, image_columns: Sequence[str], label_columns: Sequence
     several = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     of = kind.value_type if several else kind
     if not text and not pa.types.is_integer(of) and not pa.types.is_floating(of):
-        raise DataError(f"{path}: column '{label_column}' is {kind}, expected numbers, lists of them, or names")
+        raise DataError(
+            f"{path}: column '{label_column}' is {kind}, expected numbers, lists of numbers, or class names"
+        )
     encoded = _encoded(path, table, image_column)
     _refuse_null(path, labels, f"no label in column '{label_column}', expected a whole number or a name")
     if several or pa.types.is_floating(of):
@@ -148,12 +154,12 @@ def _read(path: Path) -> Iterator[None]:
     except (pa.ArrowException, OSError, ValueError) as error:  # names that are not UTF-8 raise ValueError
         kind = "Arrow" if path.suffix == ".arrow" else "Parquet"
         raise DataError(
-            f"{path} cannot be read: {error}; expected a complete {kind} file; download it again"
+            f"{path} cannot be read: {error}; expected a complete {kind} file; download the file again"
         ) from error
 
 
 def read_columns(path: Path, columns: Sequence[str]) -> list[list[Encoded]]:
-    """Read columns of encoded images, one list per column; raises `DataError`, naming file and row."""
+    """Read columns of encoded images, one list per column; raise `DataError`, naming file and row."""
     with _read(path):
         table = _table(path, list(columns))
     if not table.num_rows:
@@ -183,12 +189,15 @@ def _outputs(shards: Sequence[_Shard]) -> tuple[str, ...]:
     """Return names of the outputs, numbered from 0; raises `DataError` if files have different numbers of outputs."""
     for shard in shards:
         if shard.labels.shape[1:] != shards[0].labels.shape[1:]:
-            raise DataError(f"{shard.path} and {shards[0].path} have labels of different kinds or lengths")
+            raise DataError(
+                f"{shard.path} and {shards[0].path} have labels of different kinds or lengths; use the same kind of "
+                "labels in all files"
+            )
     return tuple(map(str, range(shards[0].labels.shape[1])))
 
 
 def schema_of(path: Path) -> pa.Schema:
-    """Return the schema of a Parquet or Arrow file."""
+    """Return the Arrow schema of a Parquet or Arrow file."""
     if path.suffix != ".arrow":
         return pq.read_schema(path)
     with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as reader:
@@ -212,8 +221,8 @@ def _column(
             return name
     fitting = [] if names else found()
     if len(fitting) != 1:
-        problem = f"has several possible columns: {', '.join(fitting)}: name one with `{what}_column`"
-        missing = f"has no column '{names[0] if names else what}'; its columns are {', '.join(schema.names)}"
+        problem = f"has several possible columns ({', '.join(fitting)}): choose a column with `{what}_column`"
+        missing = f"has no column '{names[0] if names else what}'; the columns are {', '.join(schema.names)}"
         raise DataError(f"{path} {problem if fitting else missing}")
     return fitting[0]
 
@@ -304,7 +313,10 @@ def _classes(shards: Sequence[_Shard], train: int) -> tuple[str, ...]:
     named = [shard for shard in shards if shard.classes is not None]
     for shard in named:
         if shard.classes != named[0].classes:
-            raise DataError(f"{shard.path} and {named[0].path} have different class names in their metadata")
+            raise DataError(
+                f"{shard.path} and {named[0].path} have different class names in their metadata; use files of the same "
+                "data set"
+            )
     if named and named[0].classes is not None:
         return named[0].classes
     shard = max(shards[:train], key=lambda shard: int(shard.labels.max()))

@@ -33,7 +33,7 @@ PHOTOGRAPHS: dict[Photograph, tuple[str, str]] = {
 
 @component
 class Photos(Source):
-    """Patches of seven RGB photographs, cut on a grid without overlap. A stratified fifth is the test split."""
+    """Patches of seven RGB photographs, cut on a grid without overlap; a stratified fifth is the test split."""
 
     is_public: ClassVar[bool] = True
 
@@ -43,7 +43,7 @@ class Photos(Source):
     """Photographs to cut. Default: all seven."""
 
     def read(self) -> tuple[Split, Split, tuple[str, ...]]:
-        """Cut all complete patches of the grid, photo by photo, row by row: 1,723 at the default size."""
+        """Cut all complete patches of the grid, photo by photo, row by row: 1,723 patches at the default size."""
         chosen = self.photographs or list(PHOTOGRAPHS)
         patches = [_patches(*PHOTOGRAPHS[name], self.size) for name in chosen]
         labels = np.repeat(np.arange(len(patches)), [len(p) for p in patches])

@@ -1,4 +1,4 @@
-"""Records: scikit-learn's diabetes data, or the user's separated text or Parquet file.
+"""Data sets of records: scikit-learn's diabetes data, or the user's separated text or Parquet file.
 
 Source of `diabetes`: Efron et al. 2004, "Least Angle Regression", section 1. It has 442 patients, ten measures, and the
 disease progression after one year; the table in original units is part of scikit-learn's wheel. Columns are scaled to
@@ -71,7 +71,7 @@ class Tabular:
             raise DataError(
                 f"a row needs {width} numbers, but the maximum is {_MOST_BYTES}: remove columns of text, such as "
                 f"'{widest.name}' with {widest.width} values"
-                + "".join(f"; it has numbers and '{t}': write missing values as empty fields" for t in beside)
+                + "".join(f"; the column has numbers and '{t}': write missing values as empty fields" for t in beside)
             )
         codes = np.concatenate([_encoded(c, found) for c, found in zip(columns, values.values(), strict=True)], axis=1)
         images = codes[:, None, None, :]
@@ -86,11 +86,11 @@ class Tabular:
         return Dataset(train.images, train.labels, test.images, test.labels, classes, sample=sample, remarks=remarks)
 
     def notes(self) -> Iterable[str]:
-        """Return notes for users on how the file was read."""
+        """Return notes for users on how the table was read."""
         return ()
 
     def read(self) -> tuple[Mapping[str, np.ndarray], np.ndarray, tuple[str, ...]]:
-        """Return columns (N,) by name (text if categorical), labels (N,) int64, and names of the classes.
+        """Read columns (N,) by name (text if categorical), labels (N,) int64, and class names.
 
         Missing values are NaN, or None in text. Labels may be numbers (N, k) float64, with the names of their columns.
         """
@@ -110,7 +110,7 @@ class Diabetes(Tabular):
     """Whether to predict the progression (a number) instead of the class."""
 
     def read(self) -> tuple[Mapping[str, np.ndarray], np.ndarray, tuple[str, ...]]:
-        """Read the table from scikit-learn's wheel; its codes for the sex, 1 and 2, are the categories."""
+        """Read the table from scikit-learn's wheel; the codes 1 and 2 for the sex are categories."""
         table, target = np.loadtxt(_shipped("diabetes_data_raw.csv.gz")), np.loadtxt(_shipped("diabetes_target.csv.gz"))
         columns = dict(zip(_DIABETES, table.T, strict=True))
         columns["sex"] = columns["sex"].astype(int).astype(str)
@@ -200,7 +200,10 @@ class Table(Tabular):
         for name in without:
             _check_column(path, found, "without", name)
             if name in (label, *targets):
-                raise DataError(f"data.without: '{name}' is predicted by the model, so it cannot be excluded")
+                raise DataError(
+                    f"data.without: column '{name}' is predicted by the model, so it cannot be excluded; remove the "
+                    "name from the list"
+                )
         columns = {name: _values(path, name, table[name]) for name in table.column_names if name not in without}
         if label is None:
             return _of_numbers(path, columns, list(dict.fromkeys(targets)))
@@ -239,7 +242,7 @@ def _of_numbers(
             f"{path}: the target '{text[0]}' is text, expected numbers; for a column of classes, use `data.label`"
         )
     if not columns:
-        raise DataError(f"{path}: expected another column in addition to the targets")
+        raise DataError(f"{path} has no column except the targets: add at least one column of features")
     labels = np.stack(list(found.values()), axis=1)
     check_numbers(str(path), labels)
     return columns, labels, tuple(targets)
@@ -271,7 +274,10 @@ def _scaled(labels: np.ndarray, trained: np.ndarray, names: tuple[str, ...]) -> 
 
 
 def column_names(path: Path) -> list[str]:
-    """Return the columns of a table, empty for a table of images; raises `DataError` for another kind of file."""
+    """Return the column names of a table, empty for a table of images.
+
+    Raises `DataError` for another kind of file.
+    """
     if not is_parquet(path):
         return list(read_table(path).table.column_names)
     try:
@@ -312,7 +318,9 @@ def _values(path: Path, name: str, column: pa.ChunkedArray) -> np.ndarray:
     values: np.ndarray = column.to_numpy().astype(np.float64)
     if np.isinf(values).any():
         row = int(np.flatnonzero(np.isinf(values))[0])
-        raise DataError(f"{path}, row {row} (from 0): '{name}' is {values[row]}, expected a finite number; correct it")
+        raise DataError(
+            f"{path}, row {row} (from 0): '{name}' is {values[row]}, expected a finite number; correct the value"
+        )
     return values
 
 
@@ -324,14 +332,16 @@ def _filled(name: str, values: np.ndarray, trained: np.ndarray) -> tuple[np.ndar
     missing = np.isnan(values) if values.dtype.kind == "f" else np.array([value is None for value in values])
     if not missing.any():
         return values, ""
-    said = f"column '{name}' lacks {int(missing.sum())} of {len(values)} values"
+    said = f"column '{name}' has {int(missing.sum())} missing values in {len(values)} rows"
     if values.dtype.kind != "f":
-        return np.where(missing, _MISSING, values).astype(str), f"{said}: they become the category {_MISSING}"
+        return np.where(missing, _MISSING, values).astype(str), f"{said}: missing values become the category {_MISSING}"
     known = values[trained][~missing[trained]]
     if not len(known):
         raise DataError(f"{said}, including all training rows: remove the column")
     middle = float(np.median(known))
-    return np.where(missing, middle, values), f"{said}: replaced by the median of the training rows, {middle:.4g}"
+    return np.where(
+        missing, middle, values
+    ), f"{said}: missing values are replaced by the median of the training rows, {middle:.4g}"
 
 
 def _among_numbers(values: Iterable[str]) -> list[str]:

@@ -52,11 +52,11 @@ class Text:
 
     @property
     def is_public(self) -> bool:
-        """Whether the samples are public: true for the authors included in rayfed."""
+        """Return whether the texts are public, which is true for the authors included in rayfed."""
         return self.root is None
 
     def load(self) -> Dataset:
-        """Load the data set into memory; raises `DataError` for missing, broken or too short files."""
+        """Load the data set into memory; raise `DataError` for missing, broken or too short files."""
         texts = _texts(_OWN if self.root is None else local_path(self.root))
         cut = {name: [_halves(text) for text in of_class] for name, of_class in texts.items()}
         reader = self._reader([train for pairs in cut.values() for train, _ in pairs])

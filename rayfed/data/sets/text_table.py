@@ -70,7 +70,7 @@ class TextTable:
     """Number of test samples to use, a deterministic stratified subset. Default: all."""
 
     def load(self) -> Dataset:
-        """Load the data set into memory; raises `DataError` for missing or broken files, naming file and row."""
+        """Load the data set into memory; raise `DataError`, naming file and row, for missing or broken files."""
         paths = [local_path(path) for path in (self.path, self.test) if path]
         read = [read_table(path) for path in paths]
         parts = [
@@ -78,7 +78,10 @@ class TextTable:
         ]
         in_words = isinstance(parts[0][0][0], list)
         if any(isinstance(texts[0], list) != in_words for texts, _ in parts):
-            raise DataError(f"{self.path} and {self.test}: one has texts, the other lists of words; use one form")
+            raise DataError(
+                f"{self.path} and {self.test}: one file has texts, the other lists of words; use the same form in both "
+                "files"
+            )
         every = {label for _, labels in parts for own in labels for label in (own if in_words else [own])}
         classes = by_value(every)
         if len(classes) < 2 and every != {NO_CLASS}:
@@ -114,8 +117,8 @@ class TextTable:
         if not cut:
             return ()
         return (
-            f"data: {cut:,} of {texts:,} texts are truncated to {self.length} tokens; the other tokens are not trained "
-            "on and not attacked; set data.length to change the limit",
+            f"data: {cut:,} of {texts:,} texts are truncated to {self.length} tokens: the rest of each text is neither "
+            "used for training nor attacked; set data.length to change the limit",
         )
 
     def _reader(self, texts: Sequence[str]) -> Reader:
@@ -137,7 +140,7 @@ def _rows(texts: Sequence[Any], split: Split) -> list[Any]:
 
 
 def text_column(names: Sequence[str]) -> str | None:
-    """Return the column of texts by its name; None if none or several match."""
+    """Return the name of the column of texts, by typical names; None if no column or several columns match."""
     found = [name for name in names if name.lower() in TEXT_COLUMNS]
     return found[0] if len(found) == 1 else None
 
@@ -146,7 +149,7 @@ def _columns(path: Path, found: Read, text: str | None, label: str | None) -> tu
     """Return a table's texts and labels, in order; for lists of words, lists of words and of classes."""
     table = found.table
     if not table.num_rows:
-        raise DataError(f"{path} has no rows")
+        raise DataError(f"{path} has no rows; expected one row per text")
     labelled = [name for name in table.column_names if name.lower() in LABEL_COLUMNS]
     text = text.strip() if text else text_column(table.column_names)
     if label is None and len(labelled) == 1:

@@ -31,18 +31,18 @@ class TorchvisionSource(Source):
 
     @property
     def folder(self) -> Path:
-        """Folder of the files, as a path."""
+        """Return the path of the folder with the data set's files."""
         return local_path(self.root)
 
     def missing(self, found: str) -> DataError:
-        """Return the error for missing files."""
+        """Return the error for missing files, with the expected files and how to provide them."""
         return DataError(
             f"{found}; expected {self.layout}: set their folder (--set data.root=FOLDER), or set `download: true`"
         )
 
     @contextmanager
     def downloading(self) -> Iterator[None]:
-        """Convert a failed download by torchvision to `DataError`, with the files that are needed."""
+        """Convert a failed download by torchvision to `DataError` with the expected files."""
         try:
             yield
         except (OSError, RuntimeError, HTTPException) as error:
@@ -52,7 +52,7 @@ class TorchvisionSource(Source):
             ) from error
 
     def check_md5(self, path: Path, expected: str) -> None:
-        """Raise `DataError` unless the file exists and has torchvision's MD5."""
+        """Raise `DataError` unless a file exists and has the MD5 that torchvision expects."""
         if not path.is_file():
             raise self.missing(f"{path} is missing")
         with path.open("rb") as stream:
@@ -60,5 +60,5 @@ class TorchvisionSource(Source):
         if found != expected:
             raise DataError(
                 f"{path} is truncated or altered: expected MD5 {expected}, found {found} "
-                f"({path.stat().st_size} bytes); delete it and download it again"
+                f"({path.stat().st_size} bytes); delete the file and download it again"
             )

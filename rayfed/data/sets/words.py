@@ -52,9 +52,11 @@ class Words:
     """Number of words to use from each test source, evenly spaced. Default: all."""
 
     def load(self) -> Dataset:
-        """Load the data set into memory; raises `DataError` for missing or broken files, or a source without words."""
+        """Load the data set into memory; raise `DataError` for broken files or a source without words."""
         if self.letters != self.letters.lower() or len(set(self.letters)) < len(self.letters):
-            raise DataError(f"data.letters: '{self.letters}' must contain lower-case letters and digits, each once")
+            raise DataError(
+                f"data.letters: '{self.letters}' must contain only lower-case letters and digits, each at most once"
+            )
         train = [self._words(source, self.train_samples) for source in self.train]
         test = [self._words(source, self.test_samples) for source in self.test]
         return Dataset(
@@ -72,7 +74,7 @@ class Words:
         except DataError:
             raise
         except Exception as error:  # readers can raise any exception for foreign files
-            raise DataError(f"{source} cannot be read: {error!r}; check that its files are complete") from error
+            raise DataError(f"{source} cannot be read: {error!r}; check that the files are complete") from error
         words = [w for w in read if self.shortest <= len(w.text) <= self.longest and self._spelt(w) <= letters]
         if not words:
             lengths = f"{self.shortest} to {self.longest}"

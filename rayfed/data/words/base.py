@@ -16,7 +16,7 @@ from rayfed.registry import component
 
 @dataclass(frozen=True)
 class Word:
-    """One word, with its spelling and its position in a picture."""
+    """One word in a picture, with the word's spelling and position."""
 
     text: str
     image: Path | Image.Image
@@ -24,7 +24,7 @@ class Word:
     """Left, top, right and bottom of the word in the picture, in pixels. Default: the whole picture."""
 
     def pixels(self, height: int, width: int) -> np.ndarray:
-        """Return the word as (1, height, width) uint8, grey, resized without keeping proportions.
+        """Return the image of the word, (1, height, width) uint8, grey, resized without keeping proportions.
 
         Raises `DataError` for a picture that cannot be decoded, or a box outside the picture.
         """
@@ -34,7 +34,7 @@ class Word:
                 return np.asarray(cut.convert("L").resize((width, height), Image.Resampling.BILINEAR))[None]
         except Exception as error:  # Pillow's decoders can raise any exception for broken bytes
             raise DataError(
-                f"{self.image} with the word '{self.text}' cannot be read: {error}; download it again"
+                f"{self.image} with the word '{self.text}' cannot be read: {error}; download the data set again"
             ) from error
 
 
@@ -42,7 +42,7 @@ def _within(box: tuple[float, float, float, float], size: tuple[int, int]) -> tu
     left, top, right, bottom = box
     inside = max(0, int(left)), max(0, int(top)), min(size[0], round(right)), min(size[1], round(bottom))
     if inside[2] <= inside[0] or inside[3] <= inside[1]:
-        raise ValueError(f"its box {box} is outside the picture of {size[0]}x{size[1]} pixels")
+        raise ValueError(f"the word's box {box} is outside the picture of {size[0]}x{size[1]} pixels")
     return inside
 
 
@@ -51,7 +51,7 @@ class Reader:
     """Base of all formats of word images."""
 
     def read(self) -> Iterable[Word]:
-        """Read all words in a fixed order; raises `DataError` for missing or broken files."""
+        """Read all words in a fixed order; raise `DataError` for missing or broken files."""
         raise NotImplementedError
 
 
@@ -63,7 +63,7 @@ class LocalReader(Reader):
     """Folder of the unpacked data set; `~` and environment variables are expanded. Nothing is downloaded."""
 
     def file(self, name: str) -> Path:
-        """Return the path of a file in `root`; raises `DataError` if it is missing."""
+        """Return the path of a file in the folder `root`; raise `DataError` if the file is missing."""
         path = local_path(self.root) / name
         if not path.exists():
             raise DataError(
@@ -73,7 +73,7 @@ class LocalReader(Reader):
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the non-empty lines of a text file with their numbers, from 1."""
+    """Yield the non-empty lines of a text file with their line numbers, from 1."""
     for number, line in enumerate(path.read_text(encoding="utf-8-sig", errors="replace").splitlines(), start=1):
         if line.strip():
             yield number, line.strip()

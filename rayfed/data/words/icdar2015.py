@@ -19,7 +19,7 @@ class Icdar2015(LocalReader):
     """Name of the text file; for the test split it is published as `Challenge4_Test_Task3_GT.txt`."""
 
     def read(self) -> Iterator[Word]:
-        """Read words in the order of the file."""
+        """Read the words in the order of the text file."""
         listed = self.file(self.truth)
         for number, line in lines(listed):
             name, comma, text = line.partition(",")

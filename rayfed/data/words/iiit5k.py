@@ -21,7 +21,7 @@ class IIIT5K(LocalReader):
     """Split to read."""
 
     def read(self) -> Iterator[Word]:
-        """Read words in the order of the file."""
+        """Read the words in the order of the `.mat` file."""
         listed = self.file(f"{self.split}data.mat")
         for record in np.ravel(loadmat(listed)[f"{self.split}data"]):
             yield Word(str(record["GroundTruth"][0]), listed.parent / str(record["ImgName"][0]))

@@ -25,7 +25,7 @@ class ScutForu(LocalReader):
     """Folder of the text files in `root`."""
 
     def read(self) -> Iterator[Word]:
-        """Read words picture by picture, by name."""
+        """Read the words picture by picture, sorted by name."""
         pictures = {p.stem: p for p in self.file(self.images).iterdir() if p.suffix.lower() in ENDINGS}
         for listed in sorted(self.file(self.annotations).glob("*.txt")):
             if listed.stem not in pictures:

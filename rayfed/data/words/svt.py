@@ -20,7 +20,7 @@ class SVT(LocalReader):
     """Split to read."""
 
     def read(self) -> Iterator[Word]:
-        """Read words picture by picture, in the order of the file."""
+        """Read the words picture by picture, in the order of the XML file."""
         listed = self.file(f"{self.split}.xml")
         try:
             for picture in ElementTree.parse(listed).getroot().iter("image"):
@@ -29,4 +29,6 @@ class SVT(LocalReader):
                     x, y, width, height = (float(rectangle.attrib[side]) for side in ("x", "y", "width", "height"))
                     yield Word(str(rectangle.findtext("tag")), path, (x, y, x + width, y + height))
         except (ElementTree.ParseError, KeyError, ValueError) as error:
-            raise DataError(f"{listed} does not have the format of SVT: {error!r}; download it again") from error
+            raise DataError(
+                f"{listed} does not have the format of SVT: {error!r}; download the data set again"
+            ) from error

@@ -22,7 +22,7 @@ class Synth90K(LocalReader):
     """Split to read."""
 
     def read(self) -> Iterator[Word]:
-        """Read words in the order of the list."""
+        """Read the words in the order of the annotation file."""
         listed = self.file(f"annotation_{self.split}.txt")
         for number, line in lines(listed):
             path = line.split()[0]

@@ -286,7 +286,7 @@ def test_errors_say_what_where_and_what_to_do(name, parameters, shape, words):
 
 @pytest.mark.parametrize("normalise", [([0.5], [0.5]), ([0.5] * 3, [0.5, 0.0, 0.5])])
 def test_statistics_that_do_not_fit_the_channels_are_refused(normalise):
-    with pytest.raises(UserError, match="3 means and 3 positive deviations"):
+    with pytest.raises(UserError, match="3 means and 3 positive standard deviations"):
         build_model("lenet", {}, (3, 32, 32), 10, 0, normalise=normalise)
 
 

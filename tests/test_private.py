@@ -129,7 +129,7 @@ def test_blocks_are_found_in_all_kinds_of_models(name: str, parameters: dict[str
 
 
 def test_a_model_without_norms_cannot_be_locked() -> None:
-    with pytest.raises(UserError, match="but 0 convolutions followed by a normalisation"):
+    with pytest.raises(UserError, match="found 0 convolutions followed by a normalisation"):
         KeyLock().adapt_model(build_model("lenet", {}, (1, 8, 8), 10, seed=0))
 
 

@@ -78,7 +78,7 @@ def test_open_names_run_folders_nearby(folder: RunFolder, out: str) -> None:
     folder.write_text("scenario.yaml", "name: demo\n")
     with pytest.raises(RunError, match=r"did you mean 'demo-20250301-123005'"):
         RunFolder.open(f"{out}/demo-20250301-12300")
-    with pytest.raises(RunError, match=r"name one of demo-20250301-123005"):
+    with pytest.raises(RunError, match=r"give one of these folders: demo-20250301-123005"):
         RunFolder.open(out)
 
 

@@ -193,7 +193,7 @@ def test_defences_of_updates_take_texts(defence) -> None:  # type: ignore[no-unt
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_of_texts_refuses_pictures(name: str) -> None:
-    with pytest.raises(UserError, match="needs texts, but the data's samples are 1x28x28"):
+    with pytest.raises(UserError, match="needs texts, but the samples are 1x28x28"):
         build_model(name, {}, (1, 28, 28), 10, 0)
 
 

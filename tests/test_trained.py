@@ -81,7 +81,7 @@ def test_words_and_patterns_choose_layers() -> None:
     assert parameters_of(model, ["bias"]) == {n for n in names if n.endswith("bias")}
     norms = {n for n in names if ".bn" in n or n.startswith("bn1") or "downsample.1" in n}
     assert parameters_of(model, ["norms", "head"]) == norms | {"fc.weight", "fc.bias"}
-    with pytest.raises(UserError, match=r"'layer9' selects nothing.*did you mean"):
+    with pytest.raises(UserError, match=r"'layer9' matches no parameter.*did you mean"):
         parameters_of(model, ["head", "layer9"])
     with pytest.raises(UserError, match="'last 9 blocks' cannot be selected: the model has 8"):
         parameters_of(model, ["last 9 blocks"])
@@ -239,7 +239,7 @@ def test_gradients_of_single_samples_go_through_adapters(folders: dict[str, Path
     [
         (
             {"lora": {"targets": ["nothing"]}},
-            r"model\.train\.lora\.targets: no layer is called nothing: choose from bert",
+            r"model\.train\.lora\.targets: the model has no layer named nothing: choose from bert",
         ),
         ({"lora": {"targets": ["bert.embeddings.LayerNorm"]}}, "peft cannot add adapters"),
     ],
@@ -250,7 +250,7 @@ def test_adapters_that_cannot_be_are_refused(folders: dict[str, Path], train: An
 
 
 def test_a_model_that_peft_does_not_know_wants_targets() -> None:
-    with pytest.raises(UserError, match="name the layers that get adapters"):
+    with pytest.raises(UserError, match="list the layers that get adapters"):
         vision(None, lora={"rank": 2})
 
 

@@ -421,7 +421,7 @@ def test_an_interruption_before_any_answer_says_what_to_do(tmp_path: Path, kind:
 
 
 @pytest.mark.parametrize(("kind", "rounds", "next"), [
-    ("attack", 0, "run the command again, as it cannot be resumed"), ("training", 9, "rayfed resume"),
+    ("attack", 0, "run the command again, because attacks cannot be resumed"), ("training", 9, "rayfed resume"),
 ])  # fmt: skip
 def test_the_next_step_of_what_was_interrupted_is_to_go_on(tmp_path: Path, kind: str, rounds: int, next: str) -> None:
     folder = small_run(str(tmp_path), SCENARIO)

@@ -13,5 +13,5 @@ _MODULES: dict[Activation, type[nn.Module]] = {"relu": nn.ReLU, "sigmoid": nn.Si
 
 
 def activation(name: Activation) -> nn.Module:
-    """Return a new activation module by name."""
+    """Return a new activation module by the name of the function, such as `relu`."""
     return _MODULES[name]()

@@ -1,4 +1,4 @@
-"""The AlexNet for small images of the paper on private passports.
+"""AlexNet for small images, from the paper on private passports.
 
 Source: Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", table 2; Krizhevsky et al. 2012. 2,492,234
 parameters at 3x32x32 with 10 classes. The table lists no norms. Figure 5 shows a scale of 1.01 in layers without
@@ -19,7 +19,10 @@ from rayfed.registry import component
 
 @component
 class AlexNet:
-    """Two 5x5 convolutions (64, 192 channels), three of 3x3 (384, 256, 256), three max pools, and a linear layer."""
+    """AlexNet for small images: two 5x5 and three 3x3 convolutions, three max-pools, and a linear layer.
+
+    The convolutions have 64, 192, 384, 256 and 256 channels.
+    """
 
     activation: Activation = "relu"
     """Activation after each convolution."""
@@ -33,7 +36,9 @@ class AlexNet:
         """
         channels, height, width = image_shape
         if min(height, width) < 8:
-            raise UserError(f"alexnet needs images of at least 8x8, not {height}x{width}: resize the images")
+            raise UserError(
+                f"model alexnet needs images of at least 8x8 pixels, not {height}x{width}: resize the images"
+            )
         layers: OrderedDict[str, nn.Module] = OrderedDict()
         for i, (out, kernel, pooled) in enumerate(_CONVOLUTIONS, start=1):
             layers[f"conv{i}"] = nn.Conv2d(channels, out, kernel, padding=kernel // 2)

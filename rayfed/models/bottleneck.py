@@ -13,7 +13,7 @@ from rayfed.gradients import Penalised
 
 
 class Encoder(nn.Linear, Penalised):
-    """Map features (N, F) to means and log variances of Z latents, (N, 2 Z)."""
+    """Linear encoder of features (N, F) into means and log variances of Z latents, (N, 2 Z)."""
 
     def __init__(self, features: int, units: int, beta: float) -> None:
         super().__init__(features, 2 * units)
@@ -25,7 +25,10 @@ class Encoder(nn.Linear, Penalised):
 
 
 class VariationalBottleneck(nn.Module):
-    """Map features (N, F) to features of the same shape through random latents (in evaluation mode, their means)."""
+    """Module that replaces features (N, F) by a reconstruction from few random latents.
+
+    In evaluation mode, the latents are their means.
+    """
 
     stochastic = True
 
@@ -35,7 +38,7 @@ class VariationalBottleneck(nn.Module):
         self.decode = nn.Linear(units, features)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Encode features, sample the latents, decode them."""
+        """Encode features (N, F), sample the latents, and decode them to features (N, F)."""
         mean, log_variance = self.encode(features).chunk(2, -1)
         if self.training:
             mean = mean + torch.randn_like(mean) * (log_variance / 2).exp()

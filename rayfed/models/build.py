@@ -1,4 +1,4 @@
-"""Build models by name, and check them against the samples."""
+"""Construction of models by name, and checks of the models against the samples."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ def build_model(
         _check_copies(name, model, sample)
         if _draws_random_numbers(name, model, sample, training=False):
             raise UserError(
-                f"model '{name}' uses random numbers in evaluation mode, so measurements could not be repeated: use "
-                f"them only in training mode, such as `F.dropout(x, training=self.training)`"
+                f"model '{name}' uses random numbers in evaluation mode, so measurements are not repeatable: use "
+                f"random numbers only in training mode, such as `F.dropout(x, training=self.training)`"
             )
         if _draws_random_numbers(name, model, sample, training=True):
             model.stochastic = True
@@ -117,7 +117,7 @@ def build_model(
 
 
 class CopiedModels:
-    """`build_model` with a cache: build and check a model of rayfed once, then copy it.
+    """Cache for `build_model`: builds and checks each model of rayfed once, then copies it.
 
     The arms of a scenario mostly differ in their defences and have the same model. Other models are always built anew,
     because copies may share parts, such as a function that refers to the module in which it was created.
@@ -148,7 +148,9 @@ def _from_component(name: str, parameters: Mapping[str, Any], image_shape: tuple
         return component.build(image_shape, classes)
     except (RuntimeError, TypeError, OverflowError, MemoryError) as error:  # from torch, for layers of extreme sizes
         what = str(error).partition("\n")[0]
-        raise UserError(f"model '{name}' cannot be built with {dict(parameters)}: {what}; make it smaller") from error
+        raise UserError(
+            f"model '{name}' cannot be built with {dict(parameters)}: {what}; choose a smaller model"
+        ) from error
 
 
 def _from_callable(
@@ -156,12 +158,15 @@ def _from_callable(
 ) -> nn.Module:
     if not callable(target):
         raise UserError(
-            f"model '{name}' is a {type(target).__name__}: name an nn.Module class or a function that returns one"
+            f"model '{name}' is a {type(target).__name__}: give an nn.Module class, or a function that returns an "
+            "nn.Module"
         )
     try:
         signature = inspect.signature(target)
     except ValueError as error:
-        raise UserError(f"model '{name}': {error}; name an nn.Module class or a function that returns one") from error
+        raise UserError(
+            f"model '{name}': {error}; give an nn.Module class, or a function that returns an nn.Module"
+        ) from error
     known = {"image_shape": image_shape, "classes": classes, "num_classes": classes}
     arguments = {key: value for key, value in known.items() if key in signature.parameters} | dict(parameters)
     try:
@@ -179,7 +184,7 @@ def _from_callable(
             f"model '{name}' failed when called with {arguments}: {type(error).__name__}: {error}"
         ) from error
     if not isinstance(model, nn.Module):
-        raise UserError(f"model '{name}' returned a {type(model).__name__}, not an nn.Module")
+        raise UserError(f"model '{name}' returned a {type(model).__name__}: return an nn.Module")
     return _without_wrappers(name, model)
 
 
@@ -190,7 +195,7 @@ def _without_wrappers(name: str, model: nn.Module) -> nn.Module:
         model = unwrap(model)
     except UserError as error:
         raise UserError(f"model '{name}': {error}") from error
-    note(model, "rayfed uses the module inside nn.DataParallel or torch.compile: on one device, not compiled")
+    note(model, "rayfed uses the module wrapped by nn.DataParallel or torch.compile: on one device, not compiled")
     return model
 
 
@@ -198,7 +203,7 @@ def _check_statistics(normalise: tuple[list[float], list[float]], channels: int)
     mean, std = normalise
     if not len(mean) == len(std) == channels or min(std) <= 0:
         raise UserError(
-            f"normalise needs {channels} means and {channels} positive deviations for these images, "
+            f"normalise needs {channels} means and {channels} positive standard deviations for these images, "
             f"not mean {mean} and std {std}"
         )
 
@@ -224,7 +229,7 @@ def _check_forward(name: str, model: nn.Module, sample: SampleSpec, classes: int
     for module, training in modes.items():
         module.training = training
     if not isinstance(logits, Tensor):
-        raise UserError(f"model '{name}' returns a {type(logits).__name__}, not one tensor of logits")
+        raise UserError(f"model '{name}' returns a {type(logits).__name__}: return one tensor of logits")
     if not logits.is_floating_point():
         raise UserError(
             f"model '{name}' returns {type_name(logits.dtype)} outputs: return real logits, such as float32"
@@ -263,7 +268,8 @@ def _check_copies(name: str, model: nn.Module, sample: SampleSpec) -> None:
                 outputs.append(_trial(name, copied.train(training), sample))
         if isinstance(outputs[0], Tensor) and not torch.equal(*outputs):
             raise UserError(
-                f"model '{name}' returns other outputs in a second run, and has attributes that cannot be copied: "
+                f"model '{name}' returns different outputs for the same inputs in a second run, and has attributes "
+                "that cannot be copied: "
                 f"{', '.join(shared)}. Attacks need equal copies: compute these values in `forward`, or sample them "
                 f"with PyTorch's generator"
             )
@@ -295,19 +301,19 @@ def _draws_random_numbers(name: str, model: nn.Module, sample: SampleSpec, train
 
 
 def uses_batch_statistics(model: nn.Module) -> bool:
-    """Return whether batch norm, in the current modes, makes samples of a batch depend on each other."""
+    """Return whether batch norm, in a model's current modes, makes samples of a batch depend on each other."""
     layers = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     return any(layer.training or not layer.track_running_stats for layer in layers)
 
 
 def output_shape(model: nn.Module, sample: SampleSpec) -> Shape:
-    """Return the shape of a model's output for one input."""
+    """Return the shape of a model's output for a single input, without the batch axis."""
     with torch.no_grad():
         return tuple(copy_model(model).eval()(sample.trial()).shape[1:])
 
 
 def moves_buffers(model: nn.Module, sample: SampleSpec) -> bool:
-    """Return whether a forward pass, in the current modes, changes floating-point buffers."""
+    """Return whether a model's forward pass, in the current modes, changes floating-point buffers."""
     probed = copy_model(model)
     before = {name: b.clone() for name, b in probed.named_buffers() if b.is_floating_point()}
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -316,7 +322,7 @@ def moves_buffers(model: nn.Module, sample: SampleSpec) -> bool:
 
 
 def is_stochastic(model: nn.Module) -> bool:
-    """Return whether a forward pass, in the current modes, uses random numbers.
+    """Return whether a model's forward pass, in the current modes, uses random numbers.
 
     True for dropout, also in attention and between recurrent layers, and for any module with an attribute `stochastic =
     True`. `build_model` sets it on a model whose forward pass uses random numbers, and defences' blocks declare it.
@@ -325,7 +331,7 @@ def is_stochastic(model: nn.Module) -> bool:
 
 
 def draw_nothing(model: nn.Module) -> None:
-    """Set modules that use random numbers, and their children, to evaluation mode, except norms."""
+    """Set a model's modules that use random numbers to evaluation mode, with their children, except norms."""
     for module in [module for module in model.modules() if _draws(module)]:
         for part in module.modules():
             if not isinstance(part, nn.modules.batchnorm._NormBase):

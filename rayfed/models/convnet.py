@@ -1,4 +1,4 @@
-"""The ConvNet of the gradient-inversion papers: eight convolutions with batch norm and two max-pools.
+"""ConvNet of the gradient-inversion papers: eight convolutions with batch norm and two max-pools.
 
 Source: Geiping et al. 2020, "Inverting Gradients - How easy is it to break privacy in federated learning?", section 5
 (ConvNet64 at the default width; 2,904,970 parameters at 3x32x32 with 10 classes).
@@ -22,7 +22,7 @@ _POOLED = (6, 8)
 
 @component
 class ConvNet:
-    """Eight 3x3 convolutions with batch norm and ReLU, two 3x3 max-pools, and a linear layer."""
+    """ConvNet: eight 3x3 convolutions with batch norm and ReLU, two 3x3 max-pools, and a linear layer."""
 
     width: Annotated[int, Field(ge=1)] = 64
     """Number of channels of the first convolution; later ones have two and four times as many."""
@@ -37,7 +37,8 @@ class ConvNet:
         channels, height, width = image_shape
         if min(height, width) < 9:
             raise UserError(
-                f"convnet needs images of at least 9x9, not {height}x{width}: choose lenet or resize the images"
+                f"model convnet needs images of at least 9x9 pixels, not {height}x{width}: choose lenet or resize the "
+                "images"
             )
         layers: OrderedDict[str, nn.Module] = OrderedDict()
         for index, factor in enumerate(_WIDTHS, start=1):

@@ -1,4 +1,4 @@
-"""Copy models, including users' models that `copy.deepcopy` refuses or copies only partly.
+"""Copying of models, including users' models that `copy.deepcopy` refuses or copies only partly.
 
 A module may keep a computed tensor after its forward pass, such as stored features or the weight of
 `torch.nn.utils.weight_norm`. It may also have a lock or an open file. `copy.deepcopy` raises on all of these. It also
@@ -35,7 +35,7 @@ _REFERRING = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, p
 
 
 def copy_model(model: Model) -> Model:
-    """Return a copy of a model that shares no tensor and no module with it.
+    """Return a copy of a model that shares no tensor and no module with the original.
 
     Computed tensors are copied without their graph. Hooks and other functions that refer to the model's modules,
     including bound methods and closures, refer to those of the copy. Locks are replaced by new ones. Objects that
@@ -68,7 +68,7 @@ def copy_model(model: Model) -> Model:
 
 
 def shared_parts(model: nn.Module) -> list[str]:
-    """Return the attributes that a model's copies share with it, such as an open file, by name with their types."""
+    """Return the attributes that a model shares with its copies, such as an open file: names and types."""
     return _Obstacles(model).shared
 
 

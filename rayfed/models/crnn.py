@@ -1,4 +1,4 @@
-"""The convolutional recurrent network for reading words (CRNN).
+"""Convolutional recurrent neural network (CRNN) for reading words.
 
 Source: Shi, Bai and Yao 2017, "An End-to-End Trainable Neural Network for Image-based Sequence Recognition", table 1:
 seven convolutions, of which the last three pools halve only the height, and two bidirectional LSTM layers over the
@@ -19,34 +19,37 @@ from rayfed.registry import component
 
 
 class Columns(nn.Module):
-    """Reshape features (N, C, 1, T) to a sequence (N, T, C)."""
+    """Module that reshapes features (N, C, 1, T) to a sequence (N, T, C)."""
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return the columns from left to right, (N, T, C)."""
+        """Return the features' columns from left to right as a sequence (N, T, C)."""
         return features.squeeze(2).transpose(1, 2)
 
 
 class Recurrent(nn.Module):
-    """A bidirectional LSTM layer over (N, T, C), with outputs (N, T, 2 * hidden)."""
+    """Bidirectional LSTM layer over sequences (N, T, C), with outputs (N, T, 2 * hidden)."""
 
     def __init__(self, channels: int, hidden: int) -> None:
         super().__init__()
         self.lstm = nn.LSTM(channels, hidden, batch_first=True, bidirectional=True)
 
     def forward(self, sequence: Tensor) -> Tensor:
-        """Return the outputs of both directions at each position, (N, T, 2 * hidden)."""
+        """Return the outputs of both directions of the LSTM at each position, (N, T, 2 * hidden)."""
         outputs: Tensor = self.lstm(sequence)[0]
         return outputs
 
 
 @component
 class CRNN:
-    """Convolutions over the image, then two bidirectional LSTMs over its columns, with a class or blank per column."""
+    """CRNN for words: convolutions over the image, then two bidirectional LSTMs over the columns.
+
+    The outputs are a class or blank per column.
+    """
 
     width: Annotated[int, Field(ge=1)] = 64
     """Number of channels of the first convolution; later ones have two to eight times as many."""
     hidden: Annotated[int, Field(ge=1)] = 256
-    """Size of the state of one direction of an LSTM."""
+    """Size of the state in each direction of an LSTM."""
     norm: Norm = "batch"
     """Norm after some of the convolutions, see `normed`."""
     normed: Literal["paper", "all"] = "paper"
@@ -54,14 +57,16 @@ class CRNN:
     words."""
 
     def build(self, image_shape: tuple[int, int, int], classes: int) -> nn.Module:
-        """Return the network for images (N, C, 32, W), with logits (N, W // 4 + 1, classes) if W is a multiple of 4.
+        """Return the network for images (N, C, 32, W), with logits (N, W
 
-        Raises `UserError` for images of another height, or narrower than 8 pixels.
+        4 + 1, classes) if W is a multiple of 4. Raises `UserError` for images of another height, or narrower than 8
+        pixels.
         """
         channels, height, across = image_shape
         if height != 32 or across < 8:
             raise UserError(
-                f"crnn needs height 32 and width 8 or more, not {height}x{across}: set data.height and data.width"
+                f"model crnn needs images of height 32 and width 8 or more, not {height}x{across}: set data.height and "
+                "data.width"
             )
         layers: OrderedDict[str, nn.Module] = OrderedDict()
         for i, (factor, kernel, normed, pool) in enumerate(_CONVOLUTIONS, start=1):

@@ -1,4 +1,4 @@
-"""A network of only additions, multiplications and squares, which can be evaluated under encryption.
+"""CryptoNet: only additions, multiplications and squares, which can be evaluated under encryption.
 
 Source: Gilad-Barak et al. 2016, "CryptoNets: Applying Neural Networks to Encrypted Data with High Throughput and
 Accuracy", section 4 (squares for activations). It has one convolution, whose stride is wide enough for an image to fit
@@ -16,16 +16,16 @@ from rayfed.registry import component
 
 
 class Square(nn.Module):
-    """Activation x * x."""
+    """Activation function x * x."""
 
     def forward(self, values: Tensor) -> Tensor:
-        """Square each value."""
+        """Return the square of each value."""
         return values * values
 
 
 @component
 class CryptoNet:
-    """A convolution of four 7x7 kernels with stride 3, a square, a linear layer of 64 units, a square, the head."""
+    """CryptoNet: a convolution (four 7x7 kernels, stride 3), a square, 64 linear units, a square, a linear layer."""
 
     def build(self, image_shape: tuple[int, int, int], classes: int) -> nn.Module:
         """Return the network for grey images (N, 1, H, W), with logits (N, classes).
@@ -34,7 +34,10 @@ class CryptoNet:
         """
         channels, height, width = image_shape
         if channels != 1 or min(height, width) < 7:
-            raise UserError(f"cryptonet needs grey images of at least 7x7, not {channels}x{height}x{width}")
+            raise UserError(
+                f"model cryptonet needs grey images of at least 7x7 pixels, not {channels}x{height}x{width}: choose "
+                "other data or lenet"
+            )
         windows = ((height - 7) // 3 + 1) * ((width - 7) // 3 + 1)
         return nn.Sequential(
             OrderedDict(

@@ -1,4 +1,4 @@
-"""A small conditional DCGAN: a generator of images of a given class from latents z ~ N(0, I), and its critic.
+"""Small conditional DCGAN: a generator of images of a given class from latents z ~ N(0, I), and a critic.
 
 Sources: Radford et al. 2016, "Unsupervised Representation Learning with Deep Convolutional Generative Adversarial
 Networks" (strided convolutions, batch norm in the generator, leaky ReLU in the critic); Miyato et al. 2018, "Spectral
@@ -17,7 +17,7 @@ _SLOPE, _STD = 0.2, 0.02
 
 
 class Generator(nn.Module):
-    """Map latents and labels to images of any size, by a linear layer and two transposed convolutions."""
+    """Generator of images of any size: a linear layer and two transposed convolutions of latents and labels."""
 
     def __init__(self, image_shape: tuple[int, ...], classes: int, latent: int, width: int) -> None:
         """Create a generator with `latent` inputs and `width` channels at half the size (2 * `width` at a quarter)."""
@@ -39,14 +39,14 @@ class Generator(nn.Module):
         )
 
     def forward(self, latents: Tensor, labels: Tensor) -> Tensor:
-        """Map latents (N, latent) and labels (N,) int64 to images (N, C, H, W) in [0, 1]."""
+        """Generate images (N, C, H, W) in [0, 1] from latents (N, latent) and labels (N,) int64."""
         coarse = (self.latent_in(latents) + self.class_in(labels)).unflatten(1, self._coarse)
         images: Tensor = self.layers(coarse)[..., : self.image_shape[1], : self.image_shape[2]]
         return images
 
 
 class Critic(nn.Module):
-    """Score images with labels; a higher score means more like a real image of that class."""
+    """Critic that scores images with labels: a higher score means more like a real image of that class."""
 
     def __init__(self, image_shape: tuple[int, ...], classes: int, width: int) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Critic(nn.Module):
         nn.init.normal_(self.class_in.weight, std=_STD)
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Map images (N, C, H, W) and labels (N,) int64 to scores (N,)."""
+        """Return the scores (N,) of images (N, C, H, W) with labels (N,) int64."""
         features = self.layers(images)
         scores: Tensor = self.score(features)[:, 0] + (self.class_in(labels) * features).sum(1)
         return scores

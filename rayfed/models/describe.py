@@ -1,4 +1,4 @@
-"""Describe a model briefly from a forward pass: layers, first layer, head, norms."""
+"""Brief description of a model, from a forward pass: layers, first layer, head, norms."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from rayfed.samples import SampleSpec
 
 
 def described(model: nn.Module, sample: SampleSpec) -> Iterator[str]:
-    """Yield lines that describe a model in its current modes; `sample` describes the inputs."""
+    """Yield lines of text that describe a model in its current modes; `sample` describes the model's inputs."""
     model = copy_model(model)
     layers = [module for module in _parts(model) if any(p.requires_grad for p in module.parameters(recurse=False))]
     counts = Counter(type(layer).__name__ for layer in layers)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
-    yield f"layers: {', '.join(f'{n} {name}' for name, n in counts.items())}; {trained:,} trained parameters"
+    yield f"layers: {', '.join(f'{n} {name}' for name, n in counts.items())}; {trained:,} trainable parameters"
     if any(True for _ in model.children()) and (own := [name for name, _ in model.named_parameters(recurse=False)]):
         yield f"the model's own parameters: {', '.join(own)}"
     if frozen:
         numbers = sum(p.numel() for p in model.parameters() if not p.requires_grad)
-        yield f"frozen: {len(frozen)} parameters, the first is {frozen[0]}; {numbers:,} values are not sent"
+        yield f"frozen: {len(frozen)} parameters ({frozen[0]}, ...); their {numbers:,} values are not sent"
     yield from _ends(model, sample)
     yield from _dependence(model, sample)
 
@@ -73,8 +73,8 @@ def _dependence(model: nn.Module, sample: SampleSpec) -> Iterator[str]:
     """
     if is_stochastic(model):
         yield (
-            "random numbers in training (such as dropout): attackers do not know them and attack without them; compare "
-            "with dropout p=0"
+            "random numbers in training (such as dropout): attackers do not know the random numbers and attack without "
+            "them; compare with dropout p=0"
         )
         draw_nothing(model)
     inputs = sample.noise(3, torch.Generator().manual_seed(0))

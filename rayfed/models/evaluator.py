@@ -13,7 +13,10 @@ _WIDTHS = (128, 256, 512)
 
 
 class Evaluator(nn.Module):
-    """Three 3x3 convolutions with stride 2 and a linear layer, for images of any size: 1.5M parameters."""
+    """Network that estimates the share of noise in an image: three 3x3 convolutions and a linear layer.
+
+    The convolutions have stride 2. The network has 1.5M parameters. Images may have any size.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,10 +27,10 @@ class Evaluator(nn.Module):
         self.linear = nn.Linear(_WIDTHS[-1], 1)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map images (N, C, H, W) in [0, 1], C = 1 or 3, to their shares of noise, (N,) in [0, 1]."""
+        """Estimate the share of noise, (N,) in [0, 1], of images (N, C, H, W) in [0, 1] with C = 1 or 3."""
         return self.logits(images).sigmoid()
 
     def logits(self, images: Tensor) -> Tensor:
-        """Return the logits of the shares of noise, (N,); grey images are repeated to three channels."""
+        """Return the logits of the images' shares of noise, (N,); grey images are repeated to three channels."""
         logits: Tensor = self.linear(self.features(images.expand(-1, 3, -1, -1)).mean((2, 3)))[:, 0]
         return logits

@@ -1,4 +1,4 @@
-"""The front part of a model, from its inputs to the output or input of one module.
+"""Front part of a model, from the model's inputs to the output or input of one module.
 
 Split models keep it with the client, and Soteria uses it to compute the input of a layer.
 """
@@ -26,7 +26,7 @@ class _Reached(Exception):
 
 
 class Front:
-    """A model up to the module `cut`, as a pure function of weights and inputs."""
+    """Front part of a model, up to the module `cut`, as a pure function of weights and inputs."""
 
     def __init__(self, model: nn.Module, cut: str, before: bool = False) -> None:
         """Copy `model` including its modes; with `before`, the front ends at the input of the cut.
@@ -53,10 +53,10 @@ class Front:
             functional_call(self._model, state, (inputs,))
         except _Reached as reached:
             return reached.output
-        raise UserError(f"cut: the model never calls the module '{self.cut}': choose another one")
+        raise UserError(f"cut: the model never calls the module '{self.cut}': choose another module")
 
     def names(self, sample: SampleSpec) -> list[str]:
-        """Return the names of the parameters and buffers that the front uses on samples like `sample`.
+        """Return the names of the parameters and buffers that the front part uses on samples like `sample`.
 
         These are all tensors of a module that has finished before the cut, because it may use its submodules'
         parameters without calling them. For a module that is still running, they are only its own tensors.

@@ -1,4 +1,4 @@
-"""Insert the blocks of defences before a network's last linear layer."""
+"""Insertion of a defence's block before the last linear layer of a network."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rayfed.update import Named
 
 
 def before_head(model: nn.Module, name: str, block: Callable[[int], nn.Module]) -> nn.Module:
-    """Insert a block before the model's last linear layer, in place; `block` builds it from the number of features.
+    """Insert a block before a model's last linear layer, in place; `block` builds it from the number of features.
 
     The layer `fc` becomes a sequence of `fc.NAME` and `fc.head`. Raises `UserError` for a model without a linear layer.
     """
     layers = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not layers:
         raise UserError(
-            f"the defence {name} is inserted before the last linear layer, but the model has none: "
+            f"the defence {name} is inserted before the last linear layer, but the model has no linear layer: "
             f"choose another defence, or a model that ends in a linear layer"
         )
     head = model.get_submodule(layers[-1])
@@ -30,7 +30,7 @@ def before_head(model: nn.Module, name: str, block: Callable[[int], nn.Module]) 
 
 
 def untouched(tensors: Named, name: str) -> Named:
-    """Return masks of an update without the block that `before_head` inserted and the layer after it."""
+    """Return masks of an update: false in the block that `before_head` inserted and in the layer after that block."""
 
     def spoilt(parameter: str) -> bool:
         module = parameter.rpartition(".")[0]

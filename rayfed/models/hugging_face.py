@@ -1,4 +1,4 @@
-"""Models of Hugging Face transformers, from a local folder.
+"""Models of Hugging Face transformers, loaded from a local folder.
 
 Source: Wolf et al. 2020, "Transformers: State-of-the-Art Natural Language Processing". The attention implementation is
 `eager`, whose basic operations support `torch.func.vmap` and second derivatives.
@@ -35,7 +35,7 @@ _SHOWN = 4
 
 @component
 class HuggingFace:
-    """A model from a local folder of `save_pretrained`; the short form is `hf:FOLDER`. Needs the extra `hub`.
+    """Hugging Face model from a local folder of `save_pretrained`; short form: `hf:FOLDER`. Needs the extra `hub`.
 
     The folder has `config.json` and weights, which are read only as data. Its code is never run, and nothing is
     downloaded. A head that is missing, or has other classes, is initialised anew, with a note. For texts, the inputs
@@ -51,7 +51,7 @@ class HuggingFace:
     """Task of the model's head. Null: classification of whole samples, images or texts. It determines the default loss:
     `causal_lm` and `masked_lm` have their own, `token_classification` has place_cross_entropy."""
     dropout: float | None = None
-    """Probability of all of the model's dropouts, instead of its config's; 0 disables dropout."""
+    """Probability of all of the model's dropouts. Default: the probabilities in the config. 0 disables dropout."""
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Return the network for images (N, C, H, W) or texts (N, L) int64, with logits (N, classes).
@@ -135,7 +135,8 @@ def _check(model: nn.Module, folder: Path, told: Any) -> None:
     if anew:
         note(
             model,
-            f"initialised anew, because they are missing or have another size in {folder.name}/: {_some(anew)}",
+            f"parameters initialised anew, because they are missing or have another size in {folder.name}/: "
+            f"{_some(anew)}",
         )
     if spare := sorted(told["unexpected_keys"]):
         note(model, f"{len(spare)} tensors in {folder.name}/ are not in the model and are ignored: {_some(spare)}")
@@ -161,7 +162,9 @@ def _read_tokens(model: Any, length: int) -> None:
     """
     config, most = model.config, places_for_tokens(model)
     if most is not None and length > most:
-        raise UserError(f"data.length: texts have {length} tokens, but the model has {most} positions: shorten them")
+        raise UserError(
+            f"data.length: texts have {length} tokens, but the model has {most} positions: lower data.length"
+        )
     if config.pad_token_id is None:  # common for models trained without padding
         ends = config.eos_token_id
         config.pad_token_id = ends[0] if isinstance(ends, list) else ends
@@ -171,7 +174,7 @@ def _read_tokens(model: Any, length: int) -> None:
 
 
 def places_for_tokens(model: Any) -> int | None:
-    """Return the maximum number of tokens of a model's texts; None if its config has none."""
+    """Return the maximum number of tokens of a Hugging Face model's texts; None if the config has no maximum."""
     most = getattr(model.config, "max_position_embeddings", None) or getattr(model.config, "n_positions", None)
     return None if most is None else int(most)
 

@@ -1,4 +1,4 @@
-"""The key-lock module: a normalisation's scale and shift, computed from a client's private key.
+"""Key-lock module: a normalisation's scale and shift, computed from a client's private key.
 
 Source: Ren 2023 (thesis), section 5.2.3 and figure 5.2; Ren et al. 2022, "FedKL: Gradient Leakage Defence with Key-Lock
 Module for Federated Learning".
@@ -18,9 +18,9 @@ from rayfed.models.norm import channels_of, is_norm, without_affine
 
 
 class KeyLock(nn.Module):
-    """Compute `gamma * x + beta` per channel, with `gamma = key @ W_gamma + b_gamma`, `beta = key @ W_beta + b_beta`.
+    """Scale and shift per channel, computed from a private key: `gamma * x + beta`.
 
-    The key is uniform in [0, 1).
+    `gamma = key @ W_gamma + b_gamma` and `beta = key @ W_beta + b_beta`. The key is uniform in [0, 1).
     """
 
     private = True
@@ -35,20 +35,20 @@ class KeyLock(nn.Module):
         self.behind = nn.Identity() if behind is None else activation(behind)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Scale and shift features (N, C, H, W)."""
+        """Scale and shift features (N, C, H, W) per channel."""
         gamma, beta = (self.behind(linear(self.key)).view(-1, 1, 1) for linear in (self.gamma, self.beta))
         return torch.addcmul(beta, gamma, features)
 
 
 class LockedNorm(nn.Module):
-    """A normalisation without scale and shift, followed by a key-lock module."""
+    """Normalisation without own scale and shift, followed by a key-lock module."""
 
     def __init__(self, norm: nn.Module, lock: KeyLock) -> None:
         super().__init__()
         self.norm, self.lock = norm, lock
 
     def forward(self, features: Tensor) -> Tensor:
-        """Normalise, scale and shift (N, C, H, W)."""
+        """Normalise features (N, C, H, W), then scale and shift them by the key-lock module."""
         locked: Tensor = self.lock(self.norm(features))
         return locked
 
@@ -56,7 +56,7 @@ class LockedNorm(nn.Module):
 def lock_norms(
     model: nn.Module, blocks: Sequence[int], length: int, behind: Activation | None, common_start: bool = False
 ) -> nn.Module:
-    """Add locks to convolution-normalisation blocks of a model, in place; blocks are counted from 0.
+    """Add key-lock modules to convolution-normalisation blocks of a model, in place; blocks are counted from 0.
 
     The layer `bn1` becomes a pair of `bn1.norm` and `bn1.lock`. Raises `UserError` for a missing block.
     """
@@ -64,8 +64,9 @@ def lock_norms(
     for block in blocks:
         if block >= len(found):
             raise UserError(
-                f"key_lock: the model has no block {block}, but {len(found)} convolutions followed by a normalisation: "
-                f"choose others with `blocks`, or a model with norms (such as lenet with `norm: batch`)"
+                f"key_lock: the model has no block {block}: found {len(found)} convolutions followed by a "
+                "normalisation; "
+                f"choose other `blocks`, or a model with norms (such as lenet with `norm: batch`)"
             )
         norm = model.get_submodule(found[block])
         lock = KeyLock(length, channels_of(norm), behind, common_start)
@@ -74,7 +75,7 @@ def lock_norms(
 
 
 def conv_norm_blocks(model: nn.Module) -> list[str]:
-    """Return the names of normalisations directly after a convolution with as many channels."""
+    """Return the names of the normalisations that directly follow a convolution with as many channels."""
     layers = [(path, m) for path, m in model.named_modules() if isinstance(m, nn.Conv2d) or is_norm(m)]
     return [
         path

@@ -1,4 +1,4 @@
-"""The LeNet of the gradient-leakage papers: three convolutions without pooling and one linear layer.
+"""LeNet of the gradient-leakage papers: three convolutions without pooling and one linear layer.
 
 Source: Zhu et al. 2019, "Deep Leakage from Gradients" (DLG), section 4 and the authors' published settings: sigmoid,
 weights and biases from U(-0.5, 0.5). 15,826 parameters at 3x32x32 with 10 classes.
@@ -19,7 +19,7 @@ from rayfed.registry import component
 
 @component
 class LeNet:
-    """Three 5x5 convolutions of 12 channels (strides 2, 2, 1) and a linear layer; any image size."""
+    """LeNet: three 5x5 convolutions of 12 channels (strides 2, 2, 1) and a linear layer; any image size."""
 
     activation: Activation = "relu"
     """Activation after each convolution. `sigmoid` is twice differentiable, as second-order attacks need; `relu` trains

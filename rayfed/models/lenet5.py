@@ -1,4 +1,4 @@
-"""The LeNet of the paper on private passports: LeNet-5 with pooling and a convolution as its third layer.
+"""LeNet of the paper on private passports: LeNet-5 with pooling and a convolution as the third layer.
 
 Source: Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", table 2; LeCun et al. 1998. 61,706 parameters
 at 1x28x28 with 10 classes. The table's padding of 1 in the third convolution contradicts its output of 1x1, so there is
@@ -18,7 +18,10 @@ from rayfed.registry import component
 
 @component
 class LeNet5:
-    """Three 5x5 convolutions (6, 16, 120 channels), max pooling after the first two, and two linear layers."""
+    """LeNet-5: three 5x5 convolutions (6, 16, 120 channels), two max-pools, and two linear layers.
+
+    Max pooling follows the first two convolutions.
+    """
 
     activation: Activation = "relu"
     """Activation after each convolution and the first linear layer; `sigmoid` is smooth, as second-order attacks
@@ -32,7 +35,8 @@ class LeNet5:
         channels, height, width = image_shape
         if min(height, width) < 28:
             raise UserError(
-                f"lenet5 needs images of at least 28x28, not {height}x{width}: choose lenet or resize the images"
+                f"model lenet5 needs images of at least 28x28 pixels, not {height}x{width}: choose lenet or resize the "
+                "images"
             )
         rows, columns = ((side // 2 - 4) // 2 - 4 for side in (height, width))
         return nn.Sequential(

@@ -1,4 +1,4 @@
-"""Low-rank adapters for the layers of a model.
+"""Low-rank adapters (LoRA) for the layers of a model.
 
 Source: Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models", equation 3, with `peft`.
 """
@@ -20,7 +20,7 @@ _SHOWN = 12
 def add_lora(
     model: nn.Module, rank: int, alpha: float, targets: Sequence[str] | None, dropout: float
 ) -> frozenset[str]:
-    """Add low-rank adapters to layers of a model, in place, and return the names of their parameters.
+    """Add low-rank adapters to layers of a model, in place, and return the names of the adapters' parameters.
 
     A layer's weight W, (out, in), becomes W + alpha / rank B A, with a random A (rank, in) and B (out, rank)
     initialised to zero. `targets` are patterns of layers' names, or their last parts. None uses the targets that `peft`
@@ -33,13 +33,14 @@ def add_lora(
     named = targets or usual
     if named is None:
         raise UserError(
-            "model.train.lora.targets: name the layers that get adapters, because peft has no default for this model: "
+            "model.train.lora.targets: peft has no default for this model, so list the layers that get adapters, such "
+            "as "
             f"{', '.join(_linear(model)[:_SHOWN])}, ..."
         )
     chosen = [path for path, _ in model.named_modules() if _is_target(path, named)]
     if not chosen:
         raise UserError(
-            f"model.train.lora.targets: no layer is called {', '.join(named)}: "
+            f"model.train.lora.targets: the model has no layer named {', '.join(named)}: "
             f"choose from {', '.join(_linear(model)[:_SHOWN])}, ..."
         )
     scaled: Any = alpha  # annotated as an integer, but only divided by the rank

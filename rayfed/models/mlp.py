@@ -1,4 +1,4 @@
-"""A multi-layer perceptron.
+"""Multi-layer perceptron (MLP).
 
 Source: McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from Decentralized Data", section 3: the
 2NN with two hidden layers of 200 units and ReLU, 199,210 parameters on MNIST.
@@ -19,7 +19,7 @@ from rayfed.registry import component
 
 @component
 class Mlp:
-    """Fully connected layers over the flattened image; any image size."""
+    """Multi-layer perceptron: fully connected layers over the flattened image, of any size."""
 
     hidden: tuple[Annotated[int, Field(ge=1)], ...] = (200, 200)
     """Number of units of each hidden layer; empty for a linear model."""

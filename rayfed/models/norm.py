@@ -26,18 +26,18 @@ def norm(name: Norm, channels: int) -> nn.Module:
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Return whether a module is a normalisation with a scale and a shift per channel."""
+    """Return whether a module is a batch or group normalisation, with a scale and a shift per channel."""
     return isinstance(module, (_BatchNorm, nn.GroupNorm))
 
 
 def channels_of(norm: nn.Module) -> int:
-    """Return the number of channels of a normalisation."""
+    """Return the number of channels of a normalisation layer."""
     assert isinstance(norm, (_BatchNorm, nn.GroupNorm))
     return norm.num_channels if isinstance(norm, nn.GroupNorm) else norm.num_features
 
 
 def without_affine(norm: nn.Module) -> nn.Module:
-    """Return the same kind of normalisation without scale and shift."""
+    """Return a new normalisation layer like `norm`, without scale and shift."""
     channels = channels_of(norm)
     if isinstance(norm, nn.GroupNorm):
         return nn.GroupNorm(norm.num_groups, channels, norm.eps, affine=False)

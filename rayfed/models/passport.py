@@ -16,12 +16,12 @@ from rayfed.models.private_conv import PrivateConv
 
 
 class Passport(PrivateConv):
-    """Compute `gamma (W * x) + beta`, `gamma = avg(D(E(W * P_gamma)))`, `beta = avg(D(E(W * P_beta)))`.
+    """Private convolution with scale and shift derived from secret passports: `gamma (W * x) + beta`.
 
-    E and D are linear maps of a position's channels, to half as many and back. The mean is over positions. The
-    passports are N(0, deviation^2). With biases, or an activation between E and D, gamma would hardly depend on the
-    passport. A normalisation after the convolution loses its own scale and shift, and is applied before gamma and beta.
-    The convolution loses its bias, which beta replaces.
+    `gamma = avg(D(E(W * P_gamma)))`, `beta = avg(D(E(W * P_beta)))`. E and D are linear maps of a position's channels,
+    to half as many and back. The mean is over positions. The passports are N(0, deviation^2). With biases, or an
+    activation between E and D, gamma would hardly depend on the passport. A normalisation after the convolution loses
+    its own scale and shift, and is applied before gamma and beta. The convolution loses its bias, which beta replaces.
     """
 
     def __init__(
@@ -31,7 +31,9 @@ class Passport(PrivateConv):
         super().__init__(conv, norm and without_affine(norm), common_start)
         if size < max(conv.kernel_size):
             raise UserError(
-                f"passports of {size}x{size} are smaller than the kernel {conv.kernel_size}: increase `size`"
+                f"passports of {size}x{size} are smaller than the kernel {conv.kernel_size} of the convolution: "
+                "increase "
+                "`size`"
             )
         conv.bias = None
         code = -(-conv.out_channels // 2)
@@ -40,7 +42,7 @@ class Passport(PrivateConv):
         self.register_buffer("passports", deviation * torch.randn(2, conv.in_channels, size, size))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the activations for the public layers."""
+        """Return the convolution's scaled and shifted activations, (N, C', H', W')."""
         gamma, beta = self.scale_and_shift()
         if isinstance(self.norm, nn.Identity):  # the same function, but kernels have fewer values than features
             features: Tensor = self.conv._conv_forward(images, gamma[:, None, None, None] * self.conv.weight, beta)
@@ -48,22 +50,22 @@ class Passport(PrivateConv):
         return torch.addcmul(beta[:, None, None], gamma[:, None, None], self.norm(self.conv(images)))
 
     def scale_and_shift(self) -> tuple[Tensor, Tensor]:
-        """Return gamma and beta, (C',) each."""
+        """Return the scale gamma and the shift beta, (C',) each."""
         return self.derived()
 
     def derived(self) -> tuple[Tensor, Tensor]:
-        """Return gamma and beta as derived from the passports, (C',) each."""
+        """Return the scale gamma and the shift beta as derived from the passports, (C',) each."""
         mean = self.conv(self.passports).mean((2, 3))  # faster than after D and E, which are linear
         gamma, beta = self.decode(self.encode(mean))
         return gamma, beta
 
     def scale(self) -> Tensor:
-        """Return each output channel's factor, (C',)."""
+        """Return the factor gamma of each output channel, (C',)."""
         return self.scale_and_shift()[0]
 
 
 class PenalisedPassport(Passport, Penalised):
-    """Passport with trained gamma and beta, and a penalty on their distance from the derived ones.
+    """Passport with trainable gamma and beta, and a penalty on their distance from the derived gamma and beta.
 
     As in a normalisation, gamma starts at one and beta at zero.
     """
@@ -78,11 +80,11 @@ class PenalisedPassport(Passport, Penalised):
         self.price = price
 
     def scale_and_shift(self) -> tuple[Tensor, Tensor]:
-        """Return the trained gamma and beta, (C',) each."""
+        """Return the trainable scale gamma and shift beta, (C',) each."""
         return self.gamma, self.beta
 
     def penalty(self, output: Tensor) -> Tensor:
-        """Return the distances of gamma and beta (eq. 25) times the price, equal for all samples: (N,)."""
+        """Return the penalty on the distances of gamma and beta (eq. 25), equal for all samples: (N,)."""
         gamma, beta = self.derived()
         apart = torch.linalg.vector_norm(self.gamma - gamma) + torch.linalg.vector_norm(self.beta - beta)
         penalties: Tensor = (self.price * apart).expand(len(output))

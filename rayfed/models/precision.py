@@ -1,4 +1,4 @@
-"""Number types of a user's model: convert real floating-point tensors to float32, or raise an error."""
+"""Number types of a user's model: conversion of floating-point tensors to float32, or an error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SHOWN = 2
 
 
 def use_float32(name: str, model: nn.Module, sample: SampleSpec) -> None:
-    """Convert floating-point parameters and buffers to float32, in place, with a note on the model.
+    """Convert a model's floating-point parameters and buffers to float32, in place, with a note on the model.
 
     Raises `UserError` for complex parameters, and if the forward pass works only in the original types.
     """
@@ -36,11 +36,12 @@ def use_float32(name: str, model: nn.Module, sample: SampleSpec) -> None:
     shown = ", ".join(list(others)[:_SHOWN]) + (", ..." if len(others) > _SHOWN else "")
     if works and not _runs(model, sample):
         raise UserError(
-            f"model '{name}' has {kinds} tensors ({shown}), but rayfed computes in float32, in which its forward pass "
-            f"fails: keep all tensors in float32, or convert inputs to the type of the weights, such as "
+            f"model '{name}' has {kinds} tensors ({shown}), but rayfed computes in float32, and the forward pass fails "
+            "in "
+            f"float32: keep all tensors in float32, or convert inputs to the type of the weights, such as "
             f"`x.to(self.layer.weight.dtype)`, and not to {kinds}"
         )
-    note(model, f"its {kinds} tensors ({shown}) were converted to float32, in which rayfed computes")
+    note(model, f"the model's {kinds} tensors ({shown}) were converted to float32, because rayfed computes in float32")
 
 
 def _runs(model: nn.Module, sample: SampleSpec) -> bool:
@@ -69,7 +70,7 @@ def _mode(model: nn.Module, training: bool) -> Iterator[None]:
 
 
 def check_default_type(name: str) -> None:
-    """Raise `UserError` if PyTorch's default type is not float32, because new tensors would have that type."""
+    """Raise `UserError` if PyTorch's default number type is not float32, as new tensors would have that type."""
     if (default := torch.get_default_dtype()) != torch.float32:
         raise UserError(
             f"model '{name}': PyTorch's default number type is {type_name(default)}, but rayfed computes in float32: "

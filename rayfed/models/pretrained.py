@@ -1,4 +1,4 @@
-"""Files of trained networks: weights and origin, with the file's hash in a second file."""
+"""Files of pretrained networks: weights and origin, with the file's hash in a second file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rayfed.update import list_nonfinite
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of network that a file can contain."""
+    """Kind of pretrained network that a file can contain, such as a generator."""
 
     name: str
     article: str
@@ -46,7 +46,7 @@ class NetworkUnavailable(UserError):
 
 @dataclass(frozen=True)
 class Origin:
-    """Origin of a network: its data and training. Networks of equal origin are equal."""
+    """Origin of a pretrained network: data and training. Networks of equal origin are equal."""
 
     data: Mapping[str, Any]
     """The scenario's data section, or another name of the data."""
@@ -57,7 +57,7 @@ class Origin:
 
 
 def save_generator(path: Path, generator: Generator, origin: Origin) -> None:
-    """Write a generator to `path`, and its hash to `path.sha256` in the format of `sha256sum`.
+    """Write a generator to the file `path`, and the file's hash to `path.sha256` in the format of `sha256sum`.
 
     The file can be read by `torch.load(weights_only=True)`. Raises `UserError` if it cannot be written.
     """
@@ -66,17 +66,17 @@ def save_generator(path: Path, generator: Generator, origin: Origin) -> None:
 
 
 def save_evaluator(path: Path, evaluator: Evaluator, origin: Origin) -> None:
-    """Save an evaluation network as `save_generator` does, in half precision: 3 MB."""
+    """Write an evaluation network to a file (see `save_generator`), in half precision: 3 MB."""
     _save(path, EVALUATOR, evaluator, torch.float16, origin, {})
 
 
 def save_recogniser(path: Path, recogniser: Recogniser, people: Sequence[str], origin: Origin) -> None:
-    """Save a recogniser as `save_generator` does, with the people's names in the order of their labels."""
+    """Write a face recogniser to a file (see `save_generator`), with the people's names in the order of the labels."""
     _save(path, RECOGNISER, recogniser, torch.float32, origin, {"people": list(people)})
 
 
 def load_generator(path: str | Path, image_shape: tuple[int, ...], classes: int) -> Generator:
-    """Load the generator of a file, frozen, in evaluation mode, on the CPU.
+    """Load a generator from a file, frozen, in evaluation mode, on the CPU.
 
     Raises `UserError` if the file is missing, altered or not a generator, or if its images or classes differ.
     """
@@ -89,14 +89,14 @@ def load_generator(path: str | Path, image_shape: tuple[int, ...], classes: int)
     if made != (image_shape, classes):
         raise UserError(
             f"the generator {path} is for images of {_words(*made)}, but the data have "
-            f"{_words(image_shape, classes)}: to train one on these data, {_how(path, GENERATOR)}"
+            f"{_words(image_shape, classes)}: to train a generator on these data, {_how(path, GENERATOR)}"
         )
     return generator.eval().requires_grad_(False)
 
 
 @lru_cache
 def load_evaluator(path: Path | None, device: torch.device) -> Evaluator:
-    """Load the frozen evaluation network of a file, or the one included in rayfed; cached.
+    """Load the frozen evaluation network from a file, or the network included in rayfed; cached.
 
     Raises `NetworkUnavailable` if the file is missing, altered or not an evaluation network.
     """
@@ -110,7 +110,7 @@ def load_evaluator(path: Path | None, device: torch.device) -> Evaluator:
 
 @lru_cache
 def load_recogniser(path: Path, people: tuple[str, ...], device: torch.device) -> Recogniser:
-    """Load the frozen recogniser of a file in evaluation mode; cached.
+    """Load a face recogniser from a file, frozen, in evaluation mode; cached.
 
     Raises `NetworkUnavailable` if the file is missing, altered or not a recogniser, or if its people differ.
     """
@@ -123,13 +123,13 @@ def load_recogniser(path: Path, people: tuple[str, ...], device: torch.device) -
     if known != people:
         raise NetworkUnavailable(
             f"the recogniser {found} is for {_people(known)}, but the data show {_people(people)}: "
-            f"to train one on these data, {_how(found, RECOGNISER)}"
+            f"to train a recogniser on these data, {_how(found, RECOGNISER)}"
         )
     return recogniser.to(device).eval().requires_grad_(False)
 
 
 def is_trained(path: Path, origin: Origin, kind: Kind = GENERATOR) -> bool:
-    """Return whether the file has a network of this kind and origin.
+    """Return whether a file contains a pretrained network of this kind and origin.
 
     Raises `UserError` if the file has other contents, which must not be overwritten.
     """
@@ -139,7 +139,7 @@ def is_trained(path: Path, origin: Origin, kind: Kind = GENERATOR) -> bool:
     if found != asdict(origin):
         changed = ", ".join(sorted(key for key, value in asdict(origin).items() if found.get(key) != value))
         raise UserError(
-            f"{path} has {kind.article} {kind.name} with different {changed}: choose another --out, or remove it"
+            f"{path} has {kind.article} {kind.name} with different {changed}: choose another --out, or remove the file"
         )
     return True
 
@@ -159,7 +159,9 @@ def _save(
         _hash_file(path).write_text(f"{_digest(unfinished)}  {path.name}\n", encoding="utf-8")
         os.replace(unfinished, path)
     except (OSError, RuntimeError) as error:
-        raise UserError(f"cannot write the {kind.name} {path}: {error}") from error
+        raise UserError(
+            f"cannot write the {kind.name} {path}: {error}; check whether the disk is full or read-only"
+        ) from error
 
 
 def _read(path: Path, kind: Kind) -> dict[str, Any]:
@@ -170,7 +172,7 @@ def _read(path: Path, kind: Kind) -> dict[str, Any]:
         expected = _hash_file(path).read_text(encoding="utf-8").split()[0]
     except (OSError, UnicodeDecodeError, IndexError) as error:
         raise NetworkUnavailable(
-            f"the {kind.name}'s hash {_hash_file(path)} cannot be read: restore it, or {_how(path, kind)}"
+            f"the {kind.name}'s hash {_hash_file(path)} cannot be read: restore the file, or {_how(path, kind)}"
         ) from error
     if _digest(path) != expected:
         raise NetworkUnavailable(
@@ -199,7 +201,7 @@ def _foreign(path: Path, kind: Kind) -> Iterator[None]:
 
 
 def _how(path: Path, kind: Kind) -> str:
-    return f"remove the file and run `{kind.command} --out {path}`"
+    return f"remove that file and run `{kind.command} --out {path}`"
 
 
 def _hash_file(path: Path) -> Path:

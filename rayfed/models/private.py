@@ -1,4 +1,4 @@
-"""Private parts of a model that stay with the client: keys, locks, passports, private layers.
+"""Private parts of a model, which stay with the client: keys, locks, passports, private layers.
 
 A module with an attribute `private = True` keeps all of its parameters and buffers on the client. Only that client
 trains its parameters (locks, private layers). Its buffers (keys, passports) are sampled once per client and never
@@ -18,7 +18,7 @@ from rayfed.update import Named
 
 
 def private_names(model: nn.Module) -> frozenset[str]:
-    """Return the names of a model's parameters and buffers that stay with the client."""
+    """Return the names of a model's private parameters and buffers, which stay with the client."""
     return frozenset(
         name
         for prefix, module in model.named_modules()
@@ -28,7 +28,7 @@ def private_names(model: nn.Module) -> frozenset[str]:
 
 
 def key_names(model: nn.Module) -> frozenset[str]:
-    """Return the names of the private tensors that are never trained: buffers except batch-norm statistics."""
+    """Return the names of a model's private, never trained tensors: buffers except batch-norm statistics."""
     return private_names(model) & {
         name
         for prefix, module in model.named_modules()
@@ -38,7 +38,7 @@ def key_names(model: nn.Module) -> frozenset[str]:
 
 
 def common_names(model: nn.Module) -> frozenset[str]:
-    """Return the names of the private parameters with equal initial values at all clients."""
+    """Return the names of the private parameters that start with equal values at all clients."""
     return frozenset(
         name
         for prefix, module in model.named_modules()
@@ -48,17 +48,17 @@ def common_names(model: nn.Module) -> frozenset[str]:
 
 
 def without(tensors: Named, names: Collection[str]) -> Named:
-    """Return the tensors except those with these names, in order."""
+    """Return all tensors except those whose names are in `names`, in the original order."""
     return {name: t for name, t in tensors.items() if name not in names}
 
 
 def only(tensors: Named, names: Collection[str]) -> Named:
-    """Return the tensors with these names, in order."""
+    """Return the tensors whose names are in `names`, in the original order."""
     return {name: t for name, t in tensors.items() if name in names}
 
 
 def freeze(model: nn.Module, names: Collection[str]) -> None:
-    """Freeze the parameters with these names, as an attacker without their gradient does."""
+    """Freeze the parameters whose names are in `names`, as for an attacker that lacks their gradient."""
     for name, parameter in model.named_parameters():
         if name in names:
             parameter.requires_grad_(False)

@@ -1,4 +1,4 @@
-"""Private front convolutions with the normalisations after them.
+"""Private front convolutions of a model, with the normalisations after them.
 
 Source: Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", section 5.1 (SplitFed); after Thapa et al.
 2020, "SplitFed: When Federated Learning Meets Split Learning".
@@ -16,7 +16,7 @@ from rayfed.models.norm import channels_of, is_norm
 
 
 class PrivateConv(nn.Module):
-    """A private convolution with its normalisation: (N, C, H, W) to (N, C', H', W')."""
+    """Private convolution with its normalisation, from (N, C, H, W) to (N, C', H', W')."""
 
     private = True
 
@@ -28,17 +28,17 @@ class PrivateConv(nn.Module):
         self.common_start = common_start
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the activations for the public layers."""
+        """Return the normalised activations of the private convolution, (N, C', H', W')."""
         features: Tensor = self.norm(self.conv(images))
         return features
 
     def scale(self) -> Tensor:
-        """Return each output channel's factor, (C',): the normalisation's, or ones."""
+        """Return the normalisation's factor for each output channel, (C',), or ones without a normalisation."""
         own = getattr(self.norm, "weight", None)
         return torch.ones_like(self.conv.weight[:, 0, 0, 0]) if own is None else own
 
     def matrix(self) -> Tensor:
-        """Return the scaled kernels, (C', C k k): the private layer of the paper's definitions 4 and 5."""
+        """Return the scaled kernels, (C', C k k): the private layer of definitions 4 and 5 of the paper."""
         return self.scale()[:, None] * self.conv.weight.flatten(1)
 
 
@@ -47,7 +47,7 @@ Block = Callable[[nn.Conv2d, nn.Module | None], PrivateConv]
 
 
 def keep_front(model: nn.Module, count: int, block: Block) -> nn.Module:
-    """Wrap the first convolutions of a model in private blocks, in place; return the model.
+    """Replace the first convolutions of a model by private blocks, in place, and return the model.
 
     `conv1` becomes a block with `conv1.conv`, and `conv1.norm` if a normalisation follows it. Raises `UserError` for a
     model that does not begin with so many convolutions.
@@ -55,8 +55,10 @@ def keep_front(model: nn.Module, count: int, block: Block) -> nn.Module:
     found = _front(model)
     if len(found) < count:
         raise UserError(
-            f"the first {count} layers of the model must be convolutions to make them private, but only {len(found)} "
-            f"are: set fewer `layers`, or choose a model that begins with convolutions (lenet, lenet5, alexnet, resnet)"
+            f"layers: the first {count} layers of the model must be convolutions to become private, but only "
+            f"{len(found)} "
+            "are convolutions: set fewer `layers`, or choose a model that begins with convolutions (lenet, lenet5, "
+            "alexnet, resnet)"
         )
     for path, norm in found[:count]:
         conv = model.get_submodule(path)
@@ -68,7 +70,7 @@ def keep_front(model: nn.Module, count: int, block: Block) -> nn.Module:
 
 
 def private_convs(model: nn.Module) -> dict[str, PrivateConv]:
-    """Return the private blocks by the name of the layer that each one replaces."""
+    """Return the private convolutions of a model, by the names of the layers that they replace."""
     return {path: module for path, module in model.named_modules() if isinstance(module, PrivateConv)}
 
 

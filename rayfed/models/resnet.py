@@ -1,4 +1,4 @@
-"""Residual networks for small images: a 3x3 stem without max-pool, stages of basic blocks.
+"""Residual networks for small images: a 3x3 stem without max-pool, and stages of basic blocks.
 
 Source: He et al. 2016, "Deep Residual Learning for Image Recognition". ResNet-18 and 34 have the four stages of table 1
 with the stem of section 4.2 (CIFAR-10): 11,173,962 parameters in ResNet-18 at 3 channels and 10 classes. ResNet-20 and
@@ -18,7 +18,10 @@ from rayfed.registry import component
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions with batch norm and a shortcut: (N, C, H, W) to (N, width, H/stride, W/stride)."""
+    """Residual block of two 3x3 convolutions: (N, C, H, W) to (N, width, H/stride, W/stride).
+
+    Both convolutions have batch norm.
+    """
 
     def __init__(self, channels: int, width: int, stride: int, activation_name: Activation, norm_name: Norm) -> None:
         super().__init__()
@@ -35,7 +38,7 @@ class BasicBlock(nn.Module):
             )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the sum of the two branches."""
+        """Return the activated sum of the convolutions' output and the shortcut."""
         inner = self.bn2(self.conv2(self.act1(self.bn1(self.conv1(images)))))
         outer: Tensor = self.act2(inner + self.shortcut(images))
         return outer
@@ -72,7 +75,7 @@ class ResNet(nn.Module):
         self.fc = nn.Linear(channels, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map images (N, C, H, W) to logits (N, classes)."""
+        """Return the logits (N, classes) of images (N, C, H, W)."""
         features = self.stages(self.act1(self.bn1(self.conv1(images))))
         logits: Tensor = self.fc(self.flatten(self.pool(features)))
         return logits
@@ -111,7 +114,7 @@ class ResNet34(ResNet10):
 
 @component
 class ResNet20(ResNet10):
-    """The narrow ResNet-20 of the CIFAR experiments (three stages of three blocks); any image size."""
+    """Narrow ResNet-20 of the CIFAR experiments (three stages of three blocks); any image size."""
 
     widths: ClassVar[tuple[int, ...]] = (16, 32, 64)
     blocks: ClassVar[tuple[int, ...]] = (3, 3, 3)
@@ -119,6 +122,6 @@ class ResNet20(ResNet10):
 
 @component
 class ResNet32(ResNet20):
-    """The narrow ResNet-32 of the CIFAR experiments (three stages of five blocks); any image size."""
+    """Narrow ResNet-32 of the CIFAR experiments (three stages of five blocks); any image size."""
 
     blocks: ClassVar[tuple[int, ...]] = (5, 5, 5)

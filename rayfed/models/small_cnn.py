@@ -1,4 +1,4 @@
-"""The small convolutional network of VAE-based secure federated learning (Lin 2022, local training).
+"""Small convolutional network of VAE-based secure federated learning (Lin 2022, local training).
 
 Three 3x3 convolutions (32, 64, 64), max-pools of 2 after the first two, a linear layer of 64 units and the head:
 122,570 parameters at 3x32x32 with 10 classes. The paper does not state the padding (here none) and the pool size (here
@@ -17,7 +17,10 @@ from rayfed.registry import component
 
 @component
 class SmallCnn:
-    """Three 3x3 convolutions (32, 64, 64 channels) with ReLU, pooling after the first two, and two linear layers."""
+    """Small CNN: three 3x3 convolutions (32, 64, 64 channels) with ReLU, and two linear layers.
+
+    Pooling follows the first two convolutions.
+    """
 
     def build(self, image_shape: tuple[int, int, int], classes: int) -> nn.Module:
         """Return the network for images (N, C, H, W), with logits (N, classes).
@@ -27,7 +30,8 @@ class SmallCnn:
         channels, height, width = image_shape
         if min(height, width) < 18:
             raise UserError(
-                f"small_cnn needs images of at least 18x18, not {height}x{width}: choose lenet or resize the images"
+                f"model small_cnn needs images of at least 18x18 pixels, not {height}x{width}: choose lenet or resize "
+                "the images"
             )
         rows, columns = (((side - 2) // 2 - 2) // 2 - 2 for side in (height, width))
         return nn.Sequential(

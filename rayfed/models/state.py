@@ -1,4 +1,4 @@
-"""Load weights from the user's files into a model.
+"""Loading of weights from the user's files into a model.
 
 A training script may have wrapped the model, or saved its weights together with an epoch, an optimiser's state or
 averaged weights. So `load_state` looks for a set of tensors whose names are the model's after one prefix, such as
@@ -51,12 +51,12 @@ class _Set:
 
     @property
     def misshapen(self) -> set[str]:
-        """Names of the tensors that have another shape in the model."""
+        """Return the names of the tensors that have another shape in the model."""
         return {name for name, tensor in self.tensors.items() if self.model.tensors[name].shape != tensor.shape}
 
     @property
     def missing(self) -> set[str]:
-        """Names of required tensors of the model that the file lacks, without counters and tied weights."""
+        """Return the names of required tensors of the model that the file lacks, without counters and tied weights."""
         own = self.model.tensors
         given = {(own[name].data_ptr(), own[name].shape) for name in self.tensors if own[name].numel()}
         absent = (name for name in own.keys() - self.tensors.keys() if not name.endswith(_COUNTER))
@@ -64,25 +64,25 @@ class _Set:
 
     @property
     def taken(self) -> Named:
-        """The tensors that are loaded into the model."""
+        """Return the tensors that are loaded into the model."""
         return {name: tensor for name, tensor in self.tensors.items() if name not in self.misshapen}
 
     @property
     def fits(self) -> bool:
-        """Whether this set has all of the model's tensors, except those of its head."""
+        """Return whether the set has all of the model's tensors, except those of the head."""
         return not (self.missing | self.misshapen) - self.model.head and any(
             not name.endswith(_COUNTER) for name in self.taken
         )
 
     @property
     def rank(self) -> tuple[int, ...]:
-        """Rank among sets that fit: the fewest keys first, then the order of `_KEYS`."""
+        """Return the rank among sets that fit: the fewest keys first, then the order of `_KEYS`."""
         keys = [key for key in self.prefix.split(".") if key and key not in _WRAPPERS]
         return tuple(_KEYS.index(key) if key in _KEYS else len(_KEYS) for key in keys)
 
 
 def load_state(model: nn.Module, path: str | Path) -> None:
-    """Load a file's tensors into a model, in place.
+    """Load the weights in a file into a model, in place.
 
     Tensors are matched by name, after a prefix if there is one. If no name in the file is one of the model's, they are
     matched by order, provided that all last names and shapes agree. A head of another size stays as initialised. Notes
@@ -126,15 +126,16 @@ def state_for(model: nn.Module, path: Path, field: str) -> tuple[Named, list[str
 
 
 def check_finite(where: object, tensors: Named, own: Named | None = None) -> None:
-    """Raise `UserError` for tensors with NaN or infinite values, unless the model's `own` has the same values.
+    """Raise `UserError` for tensors with NaN or infinite values, unless the model has the same values.
 
     `where` is their origin, such as a file.
     """
     if bad := list_nonfinite(tensors, own):
-        others = f", as have {len(bad) - 1} other tensors" if len(bad) > 1 else ""
+        others = f", as do {len(bad) - 1} other tensors" if len(bad) > 1 else ""
         raise UserError(
-            f"{where}: '{bad[0]}' has NaN or infinite values{others}. If they are from a training, it has diverged: "
-            f"give earlier weights"
+            f"{where}: '{bad[0]}' has NaN or infinite values{others}. If the weights are from a training, it has "
+            "diverged: "
+            f"use weights from an earlier epoch"
         )
 
 
@@ -227,11 +228,11 @@ def _chosen(file: WeightFile, fitting: Sequence[_Set]) -> tuple[_Set, list[str]]
     if any(one.rank == first.rank for one in others):
         raise UserError(
             f"{file.file} has {len(others) + 1} sets of weights that fit the model: '{first.prefix}', {names}. To "
-            f"choose one, {how}"
+            f"choose a set, {how}"
         )
     return first, [
         f"{file.file.name} has {len(others) + 1} sets of weights that fit: '{first.prefix}', which is used, and "
-        f"{names}. To use another one, {how}"
+        f"{names}. To use another set, {how}"
     ]
 
 
@@ -245,7 +246,7 @@ def _differences(file: WeightFile, found: _Set) -> Iterator[str]:
     if found.by_order:
         yield f"{name} has other names than the model: its {len(found.tensors)} tensors were matched by order"
     if anew := (found.missing | found.misshapen) & found.model.head:
-        yield f"the head is initialised anew, because it differs in {name}: {_some(anew, own, found.tensors)}"
+        yield f"the head is initialised anew, because it has other shapes in {name}: {_some(anew, own, found.tensors)}"
     if spare := found.spare:
         yield f"{len(spare)} tensors in {name} are not in the model and are ignored: {_some(spare, {}, spare)}"
 

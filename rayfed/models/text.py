@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from rayfed.errors import UserError
 
 VOCABULARY = 1024
-"""Default number of tokens, which is that of the data set `text`."""
+"""Default number of tokens, equal to the default of the data set `text`."""
 
 
 def token_table(vocabulary: int, width: int) -> nn.Module:
-    """Return an embedding with the parameter `table.weight`, from texts (N, L) to (N, L, width)."""
+    """Return a token embedding with the parameter `table.weight`, from texts (N, L) to vectors (N, L, width)."""
     return nn.Sequential(OrderedDict(table=nn.Embedding(vocabulary, width)))
 
 
@@ -26,7 +26,7 @@ class Places(nn.Module):
         self.weight = nn.Parameter(torch.randn(length, width))
 
     def forward(self, sequence: Tensor) -> Tensor:
-        """Return the sequence with position vectors added."""
+        """Add the position vectors to a sequence (N, L, width)."""
         return sequence + self.weight
 
 
@@ -34,12 +34,18 @@ class Mean(nn.Module):
     """Mean over the positions of a sequence, from (N, L, width) to (N, width)."""
 
     def forward(self, sequence: Tensor) -> Tensor:
-        """Return the mean vector of each text."""
+        """Return the mean vector of each text, (N, width)."""
         return sequence.mean(1)
 
 
 def text_length(name: str, shape: tuple[int, ...]) -> int:
-    """Return the length of texts of a shape; raise `UserError` with the model's name for other shapes."""
+    """Return the length L of texts of shape (L,).
+
+    Raises `UserError` with the model's name for other shapes.
+    """
     if len(shape) != 1:
-        raise UserError(f"{name} needs texts, but the data's samples are {'x'.join(map(str, shape))}: set data: text")
+        raise UserError(
+            f"model {name} needs texts, but the samples are {'x'.join(map(str, shape))}: use a data set of texts "
+            "(data: text)"
+        )
     return shape[0]

@@ -20,7 +20,7 @@ from rayfed.samples import MOST_TOKENS, Modality
 
 
 class GatedRecurrent(nn.Module):
-    """Gated recurrent unit over (N, L, width), which outputs its states (N, L, hidden)."""
+    """Gated recurrent unit (GRU) over sequences (N, L, width), which outputs all states (N, L, hidden)."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class GatedRecurrent(nn.Module):
         self.given, self.kept = nn.Linear(width, 3 * hidden), nn.Linear(hidden, 3 * hidden)
 
     def forward(self, sequence: Tensor) -> Tensor:
-        """Return the states from the first position to the last."""
+        """Return the GRU's states (N, L, hidden) from the first position to the last."""
         state = sequence.new_zeros(len(sequence), self.hidden)
         states = []
         for given in self.given(sequence).unbind(1):
@@ -41,16 +41,16 @@ class GatedRecurrent(nn.Module):
 
 @component
 class TextRnn:
-    """Embedding, gated recurrent unit, mean of its states, linear layer."""
+    """Recurrent network for texts: token embedding, gated recurrent unit, mean of the states, linear layer."""
 
     takes: ClassVar[tuple[Modality, ...]] = ("tokens",)
 
     vocabulary: Annotated[int, Field(ge=2, le=MOST_TOKENS)] = VOCABULARY
-    """Number of tokens of the model; at least that of the data."""
+    """Number of tokens of the model's texts, at least `length` of the data."""
     width: Annotated[int, Field(ge=1)] = 64
-    """Size of a token's vector."""
+    """Size of a token's embedding vector."""
     hidden: Annotated[int, Field(ge=1)] = 64
-    """Size of the state."""
+    """Size of the recurrent state."""
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Return the network for texts (N, L) int64, with logits (N, classes); raise `UserError` for other shapes."""

@@ -29,7 +29,7 @@ class Attention(nn.Module):
         self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
 
     def forward(self, sequence: Tensor) -> Tensor:
-        """Return the attended sequence, (N, L, width)."""
+        """Apply self-attention to a sequence (N, L, width), and return a sequence of the same shape."""
         query, key, value = (self._split(layer(sequence)) for layer in (self.query, self.key, self.value))
         shares = (query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5).softmax(-1)
         seen: Tensor = self.out((shares @ value).transpose(1, 2).flatten(2))
@@ -52,7 +52,7 @@ class Block(nn.Module):
         self.fc1, self.act, self.fc2 = nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width)
 
     def forward(self, sequence: Tensor) -> Tensor:
-        """Map a sequence (N, L, width) to one of the same shape."""
+        """Apply the transformer block to a sequence (N, L, width), and return a sequence of the same shape."""
         sequence = sequence + self.attention(self.norm1(sequence))
         changed: Tensor = sequence + self.fc2(self.act(self.fc1(self.norm2(sequence))))
         return changed
@@ -60,14 +60,14 @@ class Block(nn.Module):
 
 @component
 class TextTransformer:
-    """Token and position embeddings, transformer blocks, mean over the positions, linear layer."""
+    """Transformer for texts: token and position embeddings, blocks, mean over the positions, linear layer."""
 
     takes: ClassVar[tuple[Modality, ...]] = ("tokens",)
 
     vocabulary: Annotated[int, Field(ge=2, le=MOST_TOKENS)] = VOCABULARY
-    """Number of tokens of the model; at least that of the data."""
+    """Number of tokens of the model's texts, at least `length` of the data."""
     width: Annotated[int, Field(ge=1)] = 64
-    """Size of a token's vector."""
+    """Size of a token's embedding vector."""
     layers: Annotated[int, Field(ge=1)] = 2
     """Number of blocks."""
     heads: Annotated[int, Field(ge=1)] = 4
@@ -79,7 +79,7 @@ class TextTransformer:
         """Return the network for texts (N, L) int64, with logits (N, classes); raise `UserError` for other shapes."""
         length = text_length("text_transformer", shape)
         if self.width % self.heads:
-            raise UserError(f"model.heads: {self.heads} is not a divisor of model.width, {self.width}")
+            raise UserError(f"model.heads: {self.heads} must divide model.width ({self.width}) without remainder")
         layers: OrderedDict[str, nn.Module] = OrderedDict(
             embed=token_table(self.vocabulary, self.width), places=Places(length, self.width)
         )

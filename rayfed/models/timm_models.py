@@ -1,4 +1,4 @@
-"""Any classifier of `timm`, without pretrained weights; `state` loads weights from a local file.
+"""Classifiers of `timm`, without pretrained weights; `state` loads weights from a local file.
 
 Source: Wightman 2019, "PyTorch Image Models", https://github.com/huggingface/pytorch-image-models (each architecture
 lists its paper there).
@@ -18,7 +18,7 @@ from rayfed.registry import component
 
 @component
 class Timm:
-    """A timm classifier with `classes` outputs; the short form is `timm:ARCH`. Needs the extra `hub`.
+    """Classifier of timm with `classes` outputs; the short form is `timm:ARCH`. Needs the extra `hub`.
 
     Its first layer takes three channels. Grey images are repeated to three, so that the architecture and its parameter
     names are exactly timm's.

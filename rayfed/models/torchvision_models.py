@@ -1,4 +1,4 @@
-"""Any classifier of `torchvision.models`, without pretrained weights; `state` loads weights from a local file.
+"""Classifiers of `torchvision.models`, without pretrained weights; `state` loads weights from a local file.
 
 Source: https://docs.pytorch.org/vision/stable/models.html (each architecture lists its paper there).
 """
@@ -26,7 +26,7 @@ def repeat_grey(module: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
 
 @component
 class Torchvision:
-    """A torchvision classifier with `classes` outputs; the short form is `torchvision:ARCH`.
+    """Classifier of torchvision with `classes` outputs; the short form is `torchvision:ARCH`.
 
     Its first convolution takes three channels. Grey images are repeated to three, so that the architecture and its
     parameter names are exactly torchvision's.

@@ -1,6 +1,6 @@
-"""Select the trained part of a model: all, chosen layers, or adapters of frozen ones.
+"""Selection of a model's trainable part: all layers, chosen layers, or adapters of frozen layers.
 
-A parameter is trained if its `requires_grad` is true. Frozen parameters are those of the public checkpoint, which
+A parameter is trainable if its `requires_grad` is true. Frozen parameters are those of the public checkpoint, which
 clients, server and attackers have, so they are never sent. A module with a true attribute `held` keeps its buffers
 unchanged: a batch norm with frozen scale and shift stays in evaluation mode, with the checkpoint's statistics, and does
 not send them.
@@ -47,7 +47,7 @@ def head_names(model: nn.Module) -> frozenset[str]:
 
 
 def blocks_of(model: nn.Module) -> list[str]:
-    """Return the paths of a model's blocks in order: the kind of module with most parameters in its stacks."""
+    """Return the paths of a model's blocks in order: the repeated kind of module with the most parameters."""
     stacks = nn.Sequential | nn.ModuleList | nn.ModuleDict
     found = [
         (f"{path}.{name}".lstrip("."), child)
@@ -75,9 +75,10 @@ def parameters_of(model: nn.Module, layers: Sequence[str]) -> frozenset[str]:
 
 
 def choose(model: nn.Module, layers: Sequence[str], adapting: Sequence[Adapt] = ()) -> None:
-    """Freeze all except the chosen layers of a model (`parameters_of`), in place, with the buffers of frozen parts.
+    """Make only the chosen layers of a model trainable (see `parameters_of`), in place.
 
-    Adapters and prompts that `adapting` adds are trained, too.
+    All other parameters are frozen, with the buffers of frozen parts. Adapters and prompts that `adapting` adds are
+    trainable, too.
     """
     names = parameters_of(model, layers)
     chosen = [p for name, p in model.named_parameters() if name in names]
@@ -96,7 +97,7 @@ def hold_still(model: nn.Module) -> None:
 
 
 def frozen_names(model: nn.Module) -> frozenset[str]:
-    """Return the names of the parameters and buffers that are never trained or sent."""
+    """Return the names of a model's frozen parameters and buffers, which are never trained or sent."""
     parameters = (name for name, p in model.named_parameters() if not p.requires_grad)
     buffers = (
         f"{path}.{name}".lstrip(".")
@@ -136,7 +137,8 @@ def _chosen(model: nn.Module, written: str) -> frozenset[str]:
         found = frozenset(name for name in names if any(fnmatchcase(part, written) for part in _parts(name)))
     if not found:
         raise UserError(
-            f"model.train.layers: '{written}' selects nothing: use patterns of parameters' names, such as 'encoder.*', "
+            f"model.train.layers: '{written}' matches no parameter: use patterns of parameters' names, such as "
+            "'encoder.*', "
             f"or one of {', '.join(WORDS)}; {nearest(written, _modules(names))}"
         )
     return found
@@ -146,7 +148,7 @@ def _last_blocks(model: nn.Module, count: int, names: Sequence[str]) -> frozense
     """Return all parameters from the first of the last `count` blocks on."""
     blocks = blocks_of(model)
     if not 0 < count <= len(blocks):
-        has = len(blocks) or "no stack of blocks: select layers by patterns"
+        has = f"{len(blocks)} blocks" if blocks else "no stack of blocks: select layers by patterns"
         raise UserError(f"model.train.layers: 'last {count} blocks' cannot be selected: the model has {has}")
     first = next(place for place, name in enumerate(names) if name.startswith(f"{blocks[-count]}."))
     return frozenset(names[first:])

@@ -48,7 +48,7 @@ class UNet(nn.Module):
                 nn.init.zeros_(layer.bias)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return logits (N, classes, H, W) of images (N, C, H, W)."""
+        """Return the logits (N, classes, H, W) of images (N, C, H, W)."""
         seen: list[Tensor] = []
         features = images
         for level, block in enumerate(self.down):
@@ -79,7 +79,8 @@ class Unet:
         channels, height, width = image_shape
         if min(height, width) < 2 ** (self.levels - 1):
             raise UserError(
-                f"unet with {self.levels} levels needs images of at least {2 ** (self.levels - 1)} pixels per side, "
+                f"model unet with {self.levels} levels needs images of at least {2 ** (self.levels - 1)} pixels per "
+                "side, "
                 f"not {height}x{width}: choose fewer levels or larger images"
             )
         return UNet(channels, classes, self.width, self.levels, self.activation, self.norm)

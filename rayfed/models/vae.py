@@ -28,11 +28,14 @@ class Autoencoder(nn.Module):
         )
 
     def forward(self, images: Tensor, draws: Tensor) -> Tensor:
-        """Map images (N, C, H, W) and samples `draws` (N, latent) of N(0, 1) to images (N, C, H, W) in [0, 1]."""
+        """Encode images (N, C, H, W), and decode latents with the noise `draws` (N, latent) to images in [0, 1].
+
+        `draws` are samples of N(0, 1).
+        """
         return self._logits(self.encoder(images), draws).sigmoid()
 
     def loss(self, seen: Tensor, images: Tensor, draws: Tensor) -> Tensor:
-        """Return the loss in nats per image, a scalar: cross entropy plus KL divergence of z from N(0, 1).
+        """Return the loss in nats per image, a scalar: cross entropy plus KL divergence of the latents from N(0, 1).
 
         The cross entropy compares images (N, C, H, W) in [0, 1] with the reconstructions computed from `seen`.
         """

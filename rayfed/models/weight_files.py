@@ -1,4 +1,4 @@
-"""Read files with weights (safetensors, `torch.save`, `numpy.savez`) as data, without running their code."""
+"""Reader of files with weights (safetensors, `torch.save`, `numpy.savez`), which never runs the code of such a file."""
 
 from __future__ import annotations
 
@@ -22,49 +22,49 @@ from rayfed.errors import UserError, needing
 
 Keys = tuple[str, ...]
 _NUMBERED = re.compile(r"(arr_)?\d+")
-"""Names of tensors in a list, and of unnamed arrays in a file of `numpy.savez`."""
+"""Pattern of the names of tensors in a list, and of unnamed arrays in a file of `numpy.savez`."""
 _SHOWN = 8
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor of a file."""
+    """Tensor in a file of weights."""
 
     place: Keys
     """Keys that lead to the mapping with the tensor."""
     name: str
-    """Its key in that mapping."""
+    """Key of the tensor in that mapping."""
     tensor: Tensor
 
     @property
     def path(self) -> str:
-        """All keys, joined by dots like the names of a state dict."""
+        """Return all keys that lead to the tensor, joined by dots like the names of a state dict."""
         return ".".join((*self.place, self.name))
 
 
 @dataclass(frozen=True)
 class WeightFile:
-    """The contents of a file."""
+    """Contents of a file of weights: tensors and other entries."""
 
     file: Path
     tensors: list[Stored]
     entries: Mapping[str, str]
-    """The file's keys, each with the number of tensors in it, or its type."""
+    """The file's keys, each with the number of tensors below the key, or the value's type."""
 
     @property
     def unnamed(self) -> bool:
-        """Whether the tensors have no names, only an order."""
+        """Return whether the tensors of the file have only an order, and no names."""
         return all(_NUMBERED.fullmatch(stored.path) for stored in self.tensors)
 
     @property
     def listed(self) -> str:
-        """The first entries in words."""
+        """Return the first entries of the file as text, for messages."""
         shown = [f"'{name}' ({kind})" for name, kind in list(self.entries.items())[:_SHOWN]]
         return ", ".join(shown) + (", ..." if len(self.entries) > _SHOWN else "")
 
 
 class Foreign:
-    """Placeholder for an object whose class is not imported; it keeps the object's attributes and does nothing."""
+    """Placeholder for an object whose class is not imported: keeps the object's attributes and does nothing."""
 
     attributes: Mapping[str, Any] = MappingProxyType({})
 
@@ -81,12 +81,15 @@ class Foreign:
 
 
 def read(file: Path, field: str) -> WeightFile:
-    """Read a file's tensors; raise `UserError` for a file that is missing, unreadable or without tensors.
+    """Read the tensors of a file of weights.
 
-    `field` is the option with which the user named the file.
+    Raises `UserError` for a file that is missing, unreadable or without tensors. `field` is the option with which the
+    user named the file.
     """
     if file.is_dir():
-        raise UserError(f"{file} is a folder, but {field} needs a file: give the file in it that has the weights")
+        raise UserError(
+            f"{file} is a folder, but {field} needs a file: give the file in this folder that contains the weights"
+        )
     if not file.is_file():
         raise UserError(
             f"file {file} for {field} not found: rayfed downloads nothing, so give the path of a local .safetensors "
@@ -110,7 +113,7 @@ def read(file: Path, field: str) -> WeightFile:
     found = WeightFile(file, tensors, kinds)
     if not tensors:
         has = found.listed or type(contents).__name__
-        raise UserError(f"{file} has no weights: it has {has}; expected tensors by name, as in model.state_dict()")
+        raise UserError(f"{file} has no weights: found {has}; expected tensors by name, as in model.state_dict()")
     return found
 
 
@@ -129,7 +132,8 @@ def _torch(file: Path) -> Any:
     """Return the contents of a file of `torch.save`, with a `Foreign` for each object of another class."""
     if is_zipfile(file) and any(name.endswith("/constants.pkl") for name in ZipFile(file).namelist()):
         raise UserError(
-            f"{file} cannot be read as weights: it is a TorchScript archive, whose code is not run. Save its weights: "
+            f"{file} cannot be read as weights: it is a TorchScript archive, whose code is not run. Save only the "
+            "weights: "
             f"`torch.save(torch.jit.load('{file.name}').state_dict(), '{file.stem}-weights.pt')`"
         )
     with safe_globals(_of_numpy()), warnings.catch_warnings(action="ignore"):  # about pickle protocols
@@ -142,7 +146,7 @@ def _torch(file: Path) -> Any:
             with safe_globals(stand_ins):
                 return torch.load(file, "cpu", weights_only=True)
         except UnpicklingError as error:
-            objects = f"it has objects of {', '.join(names)}, whose code is not run"
+            objects = f"it contains objects of {', '.join(names)}, whose code is not run"
             raise UserError(
                 f"{file} cannot be read as weights: {objects if names else 'torch.save did not write it'}. Load it "
                 f"where its code can be imported, and save the weights to a separate file: "

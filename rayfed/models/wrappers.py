@@ -1,4 +1,4 @@
-"""Remove wrappers from modules: `nn.DataParallel`, `DistributedDataParallel` and `torch.compile`.
+"""Removal of wrappers from modules: `nn.DataParallel`, `DistributedDataParallel` and `torch.compile`.
 
 rayfed copies models, replaces their tensors and differentiates twice. Compiled modules do not support that, and a
 wrapper adds a prefix to every name.
@@ -18,7 +18,7 @@ from rayfed import losses
 from rayfed.errors import UserError
 
 PREFIXES = {"module.": "nn.DataParallel", "_orig_mod.": "torch.compile"}
-"""Prefix of tensors' names -> the wrapper that adds it."""
+"""Prefix of tensors' names -> the wrapper that adds the prefix."""
 _ORIGINAL = "_torchdynamo_orig_callable"
 """Attribute of a compiled function that holds the original function."""
 
@@ -38,13 +38,16 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def unwrapped(model: nn.Module) -> Iterator[nn.Module]:
-    """Unwrap a model for the block (`unwrap`), and restore it afterwards."""
+    """Remove the wrappers from a model in the block (see `unwrap`), and restore them afterwards."""
     with ExitStack() as stack:
         yield _unwrap(model, stack.callback)
 
 
 def bare_name(name: str, known: Collection[str]) -> str:
-    """Return the name in `known` for the name of a wrapped module's tensor; the name itself if there is none."""
+    """Return the name in `known` of a wrapped module's tensor, without wrapper prefixes.
+
+    Returns the name itself if `known` has no such name.
+    """
     bare = name
     while bare not in known and (prefix := next((p for p in PREFIXES if bare.startswith(p)), None)):
         bare = bare.removeprefix(prefix)
@@ -54,7 +57,7 @@ def bare_name(name: str, known: Collection[str]) -> str:
 
 
 def is_wrapped(model: nn.Module) -> bool:
-    """Return whether a model or one of its modules is wrapped or compiled."""
+    """Return whether a model or one of its submodules is wrapped or compiled."""
     return any(_inner(module) is not None or any(_compiled(module)) for module in model.modules())
 
 
@@ -80,8 +83,8 @@ def _innermost(module: nn.Module) -> nn.Module:
     while (inner := _inner(module)) is not None:
         if module._forward_hooks or module._forward_pre_hooks:
             raise UserError(
-                f"a {type(module).__name__} has forward hooks, which would be lost because rayfed uses the module "
-                f"inside: register them on that {type(inner).__name__}"
+                f"forward hooks on {type(module).__name__} would be lost, because rayfed uses only the module that it "
+                f"wraps: register them on the inner {type(inner).__name__}"
             )
         module = inner
     return module

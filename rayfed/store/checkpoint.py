@@ -25,7 +25,7 @@ _FILE = re.compile(r"[\w.-]+\.pt", re.ASCII)
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """State of a run after a round: tensors, numbers, strings, bytes, None and containers of them."""
+    """State of a run after a round: tensors, numbers, strings, bytes, None and containers of such values."""
 
     round: int
     """The last complete round."""
@@ -38,11 +38,11 @@ class Checkpoint:
     scenario: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the scenario that determine the results of the finished rounds; empty if unknown."""
     tables: Collection[str] | None = None
-    """Tables of which the round has written a part; None if unknown, and in a loaded checkpoint."""
+    """Tables to which the round has written a part; None if unknown, and in a loaded checkpoint."""
 
 
 def begin(folder: RunFolder) -> None:
-    """Make this driver's files the only valid ones, and remove the files of unfinished saves."""
+    """Make this driver's checkpoint files the only valid ones, and remove the files of unfinished saves."""
     found = history.begin(folder)
     _tidy(folder, found)
     folder.tidy()
@@ -50,7 +50,7 @@ def begin(folder: RunFolder) -> None:
 
 
 def save(folder: RunFolder, checkpoint: Checkpoint) -> None:
-    """Save the checkpoint of a run and remove the one that it replaces; other clients' states are unchanged.
+    """Save the checkpoint of a run, and remove the previous checkpoint; states of other clients are unchanged.
 
     Raises `TypeError` for a state that cannot be serialised, `RunError` if the checkpoint cannot be written.
     """
@@ -81,20 +81,21 @@ def _before(folder: RunFolder, round: int) -> History:
         last = "no round" if found is None else f"round {found.round} as the last one"
         raise RunError(
             f"{folder.url} was changed during the run: cannot save round {round}, as its checkpoint has {last}; "
-            f"restore the folder from a copy and `rayfed resume` it, or launch the scenario again"
+            f"restore the folder from a copy and continue with `rayfed resume`, or launch the scenario again"
         )
     return found or History(parts={})
 
 
 def load(folder: RunFolder) -> Checkpoint | None:
-    """Return the latest checkpoint, tensors on the CPU, or None without one; no code of the file is executed.
+    """Return the latest checkpoint of a run, with tensors on the CPU, or None; no code in the file is executed.
 
     Raises `RunError` naming the file that is missing or damaged.
     """
     found = history.read(folder)
     if found is None and folder.parts("rounds"):
         raise RunError(
-            f"'{folder.url}/{FOLDER}/latest.json' is missing, but the run has finished rounds: restore it from a copy, "
+            f"'{folder.url}/{FOLDER}/latest.json' is missing, but the run has finished rounds: restore the file from a "
+            "copy, "
             f"or launch the scenario again"
         )
     if found is None or found.server is None:
@@ -131,9 +132,13 @@ def _check_still(folder: RunFolder, before: int) -> None:
     if round + 1 != before:
         folder.check()
     if round + 1 > before:
-        raise RunError(f"the run {folder.url} has continued and changed its clients' states: wait until it has ended")
+        raise RunError(
+            f"the run {folder.url} has continued and changed the clients' states: wait until the run has ended"
+        )
     if round + 1 < before:
-        raise RunError(f"{folder.url} has no clients' states of round {before - 1}: restore {FOLDER} from a copy")
+        raise RunError(
+            f"{folder.url} has no clients' states of round {before - 1}: restore the subfolder {FOLDER} from a copy"
+        )
 
 
 def _tidy(folder: RunFolder, history: History) -> None:

@@ -1,4 +1,4 @@
-"""Clients' private states on disk: one file per client and version, so a round only writes the states of its clients.
+"""Clients' private states on disk: one file per client and version, so a round writes only its clients' states.
 
 A file's name contains the client, the round, the driver and the file's hash. The valid state of a client is its latest
 version by the driver that finished that round (`rayfed.store.history`); other versions are from unfinished saves.
@@ -49,27 +49,27 @@ _Out = TypeVar("_Out")
 
 @dataclass(frozen=True)
 class Version:
-    """One client's state after one round."""
+    """Version of a client's stored state: the state after one round."""
 
     client: int
     round: int
     driver: int
-    """Number of the driver that wrote it."""
+    """Number of the driver that wrote the state."""
     digest: str
     """SHA-256 of the file, hexadecimal."""
 
     @property
     def name(self) -> str:
-        """Name of the file in its folder."""
+        """Return the file's name, without its folder."""
         return f"{self.client}.{self.round}{tag(self.driver)}.{self.digest}.pt"
 
     def path(self, arm: str) -> str:
-        """Return the name of the file in the run folder."""
+        """Return the file's path in the run folder."""
         return f"{FOLDER}/{_bucket(arm, self.client)}/{self.name}"
 
 
 def read(folder: RunFolder, arm: str, clients: Iterable[int], history: History) -> dict[int, State]:
-    """Return the stored states of some clients of an arm.
+    """Return the latest stored states of some clients of an arm.
 
     Raises `RunError` naming a damaged file, or the folder of a lost one.
     """
@@ -85,7 +85,7 @@ def read(folder: RunFolder, arm: str, clients: Iterable[int], history: History) 
 def write(
     folder: RunFolder, arm: str, round: int, states: Mapping[int, State], before: History
 ) -> tuple[dict[str, Seal], list[str]]:
-    """Write some clients' states after a round; return the new seals, and the files that they replace.
+    """Write some clients' states after a round, and return the new checksums and the replaced files.
 
     Remove the replaced files after the history is saved. Raises `TypeError` for a state that cannot be serialised,
     `RunError` if an earlier state is lost.
@@ -107,12 +107,12 @@ def write(
 
 
 def remove(folder: RunFolder, names: Iterable[str]) -> None:
-    """Remove replaced files."""
+    """Remove clients' state files that newer versions replaced."""
     _all(folder.remove, names)
 
 
 def make_private(folder: RunFolder) -> None:
-    """Create the folder of clients' private files, with a file that explains it."""
+    """Create the folder of clients' private files, with a text file that explains its content."""
     if not folder.exists(_WARNING):
         folder.make_private(FOLDER)
         folder.write_text(_WARNING, _PRIVATE)
@@ -126,14 +126,14 @@ def holds_any(folder: RunFolder) -> bool:
 
 
 def check(folder: RunFolder, history: History) -> None:
-    """Raise `RunError` unless all valid files exist; they are not read."""
+    """Raise `RunError` unless all valid files of clients' states exist; their content is not read."""
     for arm, seals in history.clients.items():
         listed = _all(lambda bucket: _listed(folder, bucket, history), seals)
         _check(folder, arm, seals, dict(zip(seals, listed, strict=True)))
 
 
 def tidy(folder: RunFolder, history: History) -> None:
-    """Remove invalid versions: of unfinished saves, and replaced ones."""
+    """Remove invalid versions of clients' states: versions of unfinished saves, and replaced versions."""
     for bucket in folder.folders(FOLDER):
         counted = {of[-1].name for of in _listed(folder, bucket, history).values()}
         for name in folder.files(f"{FOLDER}/{bucket}"):
@@ -142,7 +142,7 @@ def tidy(folder: RunFolder, history: History) -> None:
 
 
 def verified(folder: RunFolder, name: str, digest: str) -> dict[Any, Any]:
-    """Return the state in a checkpoint's file; raises `RunError` if its SHA-256 differs."""
+    """Return the state in a file of a checkpoint; raise `RunError` if the file's SHA-256 differs."""
     from rayfed.store.states import unpacked
 
     data = folder.read_bytes(name)
@@ -158,9 +158,9 @@ def verified(folder: RunFolder, name: str, digest: str) -> dict[Any, Any]:
 
 
 def damaged(folder: RunFolder, name: str) -> RunError:
-    """Return the error for a checkpoint's file that has changed since it was written."""
+    """Return the error for a file of a checkpoint that has changed since it was written."""
     return RunError(
-        f"the checkpoint '{folder.url}/{name}' is damaged; restore it from a copy, or launch "
+        f"the checkpoint '{folder.url}/{name}' is damaged; restore the file from a copy, or launch "
         f"{folder.url}/scenario.yaml again"
     )
 
@@ -186,7 +186,7 @@ def _check(
         there, all_ = sum(seal.count for seal in found.values()), sum(seals[bucket].count for bucket in found)
         raise RunError(
             f"'{folder.url}/{FOLDER}' does not contain the {all_} client states of arm '{arm}' that the checkpoint "
-            f"lists (found {there}); restore it from a copy, or launch {folder.url}/scenario.yaml again"
+            f"lists (found {there}); restore the folder from a copy, or launch {folder.url}/scenario.yaml again"
         )
 
 

@@ -19,7 +19,7 @@ RunKind = Literal["training", "attack"]
 
 
 def exit_of(error: BaseException) -> Exit:
-    """Return the exit state of a run that ended with this exception."""
+    """Return the exit state of a run that ended with an exception."""
     if isinstance(error, LeaseError):
         return "fenced"
     if isinstance(error, Killed):
@@ -28,18 +28,21 @@ def exit_of(error: BaseException) -> Exit:
 
 
 def said(error: BaseException) -> str:
-    """Return the description of what ended a run that did not fail: a signal or an interruption."""
+    """Return the description of the signal or interruption that ended a run."""
     return str(error) if isinstance(error, Killed) else exit_of(error)
 
 
 def status(files: Files) -> dict[str, Any]:
-    """Return the content of a run's or sweep's status.json, empty without one; `killed` if its driver has died."""
+    """Return the content of a run's or sweep's status.json; empty without this file.
+
+    The state is `killed` if the driver has died.
+    """
     found = files.read_mapping("status.json") if files.exists("status.json") else {}
     return found | {"state": "killed"} if found.get("state") == "running" and has_died(files) else found
 
 
 def over(found: Mapping[str, Any]) -> bool:
-    """Return whether a run with this status has completed all its rounds, so that its tables are complete.
+    """Return whether a run with a given status has completed all rounds, so that the run's tables are complete.
 
     A scheduler may interrupt a run after its last round, when measurements and proved bounds were already compared. For
     runs that failed, died or are still running, this is unknown.
@@ -49,15 +52,15 @@ def over(found: Mapping[str, Any]) -> bool:
 
 
 def advice(state: str, kind: str | None, run: str = "RUN") -> str:
-    """Return advice on a run or sweep in this state; `run` is its name in commands."""
+    """Return advice on how to continue after a run or sweep in a given state; `run` is its name in commands."""
     again = f"`rayfed resume {run}` continues after the last complete round"
     if kind == "attack":
-        again = "run the command again, as it cannot be resumed"
+        again = "run the command again, because attacks cannot be resumed"
     return {
-        "running": f"wait until it ends; if its driver has died, {again}",
+        "running": f"wait until the run ends; if its driver has died, {again}",
         "finished": "nothing to do: read report.html",
         "failed": f"fix the error; {again}",
         "interrupted": again,
         "killed": again,
-        "fenced": "another driver has taken over the run: let it finish",
+        "fenced": "another driver has taken over the run: let that driver finish",
     }.get(state, "")

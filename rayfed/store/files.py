@@ -30,71 +30,75 @@ _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}\.tmp", re.ASCII)
 
 
 class Fence(Protocol):
-    """Protocol of a check before each change of a file in a folder."""
+    """Protocol of a lease that is checked before each change of a file in a folder."""
 
     @property
     def token(self) -> int:
-        """Number of the driver that holds the folder, from 1, increasing with each driver."""
+        """Return the number of the driver that holds the folder, from 1, increasing with each driver."""
 
     @property
     def taken_from(self) -> str:
-        """Description of the previous driver if it had not ended, else empty."""
+        """Return the description of the previous driver if that driver had not ended, else an empty string."""
 
     def check(self) -> None:
-        """Raise `LeaseError` if another driver has taken the folder over."""
+        """Raise `LeaseError` if another driver has taken over the folder."""
 
 
 @dataclass(frozen=True)
 class Files:
-    """The files of one folder; names in all methods are relative to it (`status.json`, `checkpoint/latest.json`)."""
+    """Files of one folder.
+
+    Names in all methods are relative to the folder (`status.json`, `checkpoint/latest.json`).
+    """
 
     fs: AbstractFileSystem
     root: str
     """Path of the folder, as `fs` writes paths."""
     lease: Fence | None = field(default=None, compare=False)
-    """Lease of a writer; None for readers, and for the writer of a folder that no other process uses."""
+    """Lease that a writer holds; None for readers, and for the writer of a folder that no other process uses."""
 
     @property
     def token(self) -> int:
-        """Number of the driver, 1 for the first."""
+        """Return the number of the driver that writes to the folder, 1 for the first driver."""
         return self.lease.token if self.lease else 1
 
     @property
     def tag(self) -> str:
-        """Suffix for the driver's files that may differ from another driver's: `-2`; empty for the first driver.
+        """Return the suffix in the names of the driver's files, such as `-2`; empty for the first driver.
 
-        With it, a delayed request of an earlier driver cannot replace or remove a file of a later driver.
+        The files of two drivers may differ. With it, a delayed request of an earlier driver cannot replace or remove a
+        file of a later driver.
         """
         return tag(self.token)
 
     def check(self) -> None:
-        """Raise `LeaseError` if another driver has taken the folder over."""
+        """Raise `LeaseError` if another driver has taken over the folder."""
         if self.lease:
             self.lease.check()
 
     @property
     def url(self) -> str:
-        """Address of the folder: a path if it is local, else a URL."""
+        """Return the address of the folder: a path if the folder is local, else a URL."""
         return self.root if isinstance(self.fs, LocalFileSystem) else str(self.fs.unstrip_protocol(self.root))
 
     @property
     def name(self) -> str:
-        """Name of the folder, `<name>-<time>`."""
+        """Return the name of the folder, `<name>-<time>`."""
         return self.root.rpartition("/")[2]
 
     def exists(self, name: str) -> bool:
-        """Return whether a file exists."""
+        """Return whether a file exists in the folder."""
         with explained("look into", self._url(name), "check the address and your access rights"):
             self.fs.invalidate_cache()  # object stores remember listings; another process may have written since
             return bool(self.fs.exists(self._path(name)))
 
     def read_bytes(self, name: str) -> bytes:
-        """Read a whole file; raises `RunError` if that fails."""
+        """Read a whole file as bytes; raise `RunError` if that fails."""
         with explained("read", self._url(name), "check that the run folder is complete and that you can read it"):
             return bytes(self.fs.cat_file(self._path(name)))
 
     def write_bytes(self, name: str, data: bytes, private: bool = False) -> None:
-        """Write a whole file atomically, replacing an older one; raises `RunError` if that fails.
+        """Write a whole file atomically, replacing an older file; raise `RunError` if that fails.
 
         On a local disk only the owner can read a `private` file.
         """
@@ -108,14 +112,14 @@ class Files:
                 self.fs.pipe_file(path, data)
 
     def remove_unfinished(self) -> None:
-        """Remove temporary files of killed writes on a local disk, in all subfolders."""
+        """Remove temporary files that interrupted writes left on a local disk, in all subfolders."""
         if isinstance(self.fs, LocalFileSystem):
             for path in sorted(Path(self.root).rglob(".*.tmp")):
                 if _TEMPORARY.fullmatch(path.name):
                     self.remove(path.relative_to(self.root).as_posix())
 
     def claim(self, name: str, data: bytes) -> bool:
-        """Create a file atomically unless it exists; return whether its content is this one.
+        """Create a file atomically unless the file exists, and return whether this call created it.
 
         `data` must be unique to the caller. This step is atomic on local disks, S3, Google Cloud and Azure. On other
         stores fsspec checks and then writes, so the last of several simultaneous writers wins. Raises `RunError` if the
@@ -148,14 +152,14 @@ class Files:
                 Path(self._path(folder)).chmod(0o700)
 
     def read_text(self, name: str) -> str:
-        """Read a whole UTF-8 file; raises `RunError` for other encodings."""
+        """Read a whole UTF-8 file as text; raise `RunError` for other encodings."""
         try:
             return self.read_bytes(name).decode()
         except UnicodeDecodeError as error:
             raise RunError(f"'{self._url(name)}' cannot be read: {error}; restore it from a copy") from error
 
     def read_mapping(self, name: str) -> dict[str, Any]:
-        """Read the `key: value` pairs of a YAML or JSON file; raises `RunError` for other content."""
+        """Read the `key: value` pairs of a YAML or JSON file; raise `RunError` for other content."""
         try:
             text = self.read_text(name)
             value = read_json(text) if name.endswith(".json") else read_yaml(text)[0]
@@ -165,25 +169,27 @@ class Files:
             raise RunError(f"'{self._url(name)}' cannot be read: {error}; restore it from a copy") from error
         if not isinstance(value, dict):
             kind = type(value).__name__
-            raise RunError(f"'{self._url(name)}' should contain `key: value` pairs, not {kind}; restore it from a copy")
+            raise RunError(
+                f"'{self._url(name)}' should contain `key: value` pairs, not {kind}; restore the file from a copy"
+            )
         return value
 
     def write_text(self, name: str, text: str) -> None:
-        """Write a whole UTF-8 file atomically."""
+        """Write a text to a UTF-8 file atomically."""
         self.write_bytes(name, text.encode())
 
     def remove(self, name: str) -> None:
-        """Delete a file if it exists; raises `RunError` if that fails."""
+        """Delete a file if it exists; raise `RunError` if that fails."""
         self.check()
         with explained("remove", self._url(name), "check your access rights"), suppress(FileNotFoundError):
             self.fs.rm_file(self._path(name))
 
     def files(self, folder: str) -> list[str]:
-        """Return the names of the files in a subfolder, sorted; empty if there is no such folder."""
+        """Return the sorted names of the files in a subfolder; empty if there is no such subfolder."""
         return self._names(folder, "file")
 
     def folders(self, folder: str) -> list[str]:
-        """Return the names of the folders in a subfolder, sorted; empty if there is no such folder."""
+        """Return the sorted names of the folders in a subfolder; empty if there is no such subfolder."""
         return self._names(folder, "directory")
 
     def _names(self, folder: str, type: str) -> list[str]:
@@ -203,12 +209,12 @@ class Files:
 
 
 def tag(token: int) -> str:
-    """Return the suffix for the files of a driver: `-2`; empty for the first."""
+    """Return the suffix in the names of a driver's files, such as `-2`; empty for the first driver."""
     return f"-{token}" if token > 1 else ""
 
 
 def located(path: str) -> tuple[AbstractFileSystem, str]:
-    """Return the file system of a local path or URL, and the path on it."""
+    """Return the fsspec file system of a local path or URL, and the path on that file system."""
     with explained("use", path, "give a local folder, or an fsspec URL whose package is installed (s3:// needs s3fs)"):
         fs, root = url_to_fs(os.path.expanduser(path))
         return fs, root
@@ -244,7 +250,7 @@ def _replace(path: Path, data: bytes, mode: int) -> None:
 
 @contextmanager
 def explained(action: str, path: str, advice: str) -> Iterator[None]:
-    """Convert errors of a file system to `RunError`.
+    """Convert file-system errors in the block to `RunError` with advice.
 
     Catches every exception, as the errors of object stores (missing credentials, unknown bucket) share no base class.
     """

@@ -27,14 +27,14 @@ from rayfed.store.schemas import TABLES
 
 SCENARIO = "scenario.yaml"
 REPORT = "report.html"
-"""The file that makes a folder a run folder."""
+"""Name of the file that marks a folder as a run folder."""
 BY_ROUND = frozenset(name for name, schema in TABLES.items() if "round" in schema.names)
 """Tables with one part per round with rows; other tables have one part, which every driver writes when it starts."""
 _PART = re.compile(r"part-(\d{5,})(?:-(\d+))?\.parquet")
 
 
 def table_of(content: bytes) -> pa.Table:
-    """Return the table of a Parquet file.
+    """Return the Arrow table in the content of a Parquet file.
 
     The file is read in this thread. A thread of Arrow's pool that reads from a Python object aborts the process if the
     interpreter is shutting down (apache/arrow issues 34314 and 50482).
@@ -44,11 +44,11 @@ def table_of(content: bytes) -> pa.Table:
 
 @dataclass(frozen=True)
 class RunFolder(Files):
-    """Folder of one run."""
+    """Folder of one run, with the scenario, tables and other files of the run."""
 
     @classmethod
     def create(cls, out: str, name: str, time: datetime | None = None) -> RunFolder:
-        """Create `<out>/<name>-<YYYYmmdd-HHMMSS>`, or `...-2`, `...-3` and so on if that exists.
+        """Create the run folder `<out>/<name>-<YYYYmmdd-HHMMSS>`, or with `-2`, `-3` and so on if that folder exists.
 
         `out` is a local path or an fsspec URL (`s3://bucket/runs`), `time` is now unless given. Simultaneous calls get
         different folders: object stores have no folders, so creation of the first file decides. Raises `RunError` if no
@@ -67,14 +67,16 @@ class RunFolder(Files):
 
     @classmethod
     def open(cls, path: str) -> RunFolder:
-        """Return the run folder at a local path or fsspec URL; raises `RunError`, with similar names, without one."""
+        """Return the run folder at a local path or fsspec URL; raise `RunError`, with similar names, without a run."""
         fs, root = located(path)
         folder = cls(fs, root.rstrip("/") or "/")
         if folder.exists(SCENARIO):
             return folder
         inside = _runs_in(fs, folder.root)
         if inside:
-            raise RunError(f"'{path}' has no {SCENARIO} but contains run folders: name one of {', '.join(inside)}")
+            raise RunError(
+                f"'{path}' has no {SCENARIO} but contains run folders: give one of these folders: {', '.join(inside)}"
+            )
         parent, _, name = folder.root.rpartition("/")
         beside = nearest(name, _runs_in(fs, parent))
         raise RunError(f"'{path}' is not a run folder, as it has no {SCENARIO}; in {parent}: {beside}")
@@ -86,7 +88,7 @@ class RunFolder(Files):
         return cls(fs, root.rstrip("/") or "/")
 
     def scenario(self) -> dict[str, Any]:
-        """Return the scenario of the run with every default written out.
+        """Return the run's scenario with all default values written out.
 
         Settings that determine results come from the checkpoint, as the finished rounds used them; other settings come
         from the file, which may have been edited. Raises `RunError` if the file is damaged.
@@ -99,14 +101,14 @@ class RunFolder(Files):
         return {**written, **followed, **partly}
 
     def scenario_text(self) -> str:
-        """Return `scenario` as text: the text of the file, unless it was edited after the run."""
+        """Return the run's scenario as text: the file's text, unless the file was edited after the run."""
         played = self.scenario()
         if played == self.read_mapping(SCENARIO):
             return self.read_text(SCENARIO)
         return f"# {SCENARIO} was edited after the run; the run used this scenario\n{dump_yaml(played)}"
 
     def write_part(self, table: str, round: int, rows: Sequence[Mapping[str, Any]] | pa.Table) -> None:
-        """Write a round's rows as `<table>/part-<round>.parquet`, replacing that part.
+        """Write a round's rows of a table to `<table>/part-<round>.parquet`, replacing an existing file.
 
         A missing column is null. Pass many rows as a table with the schema. Raises `ValueError` for an unknown column
         and for a null in a non-nullable column.
@@ -126,7 +128,7 @@ class RunFolder(Files):
                     self.remove(name)
 
     def read_table(self, table: str) -> pa.Table:
-        """Read the valid parts of a table in the order of their rounds; empty if there are none.
+        """Read the valid parts of a table in the order of their rounds; empty if there are no parts.
 
         Raises `RunError` for a part that is missing, damaged or has another schema.
         """
@@ -135,7 +137,7 @@ class RunFolder(Files):
         return pa.concat_tables([schema.empty_table(), *parts])
 
     def parts(self, table: str) -> list[str]:
-        """Return the names of a table's valid parts in the order of their rounds.
+        """Return the file names of a table's valid parts, in the order of their rounds.
 
         Valid are the parts of the checkpoint's rounds, by the driver that finished the round; without a checkpoint, the
         latest part of each round. Raises `RunError` naming a missing part.
@@ -148,12 +150,12 @@ class RunFolder(Files):
         for lost in sorted(set(names) - {name for *_, name in there}):
             raise RunError(
                 f"'{self._url(lost)}' is missing: the checkpoint lists that round, so table '{table}' is incomplete; "
-                f"restore it from a copy, or launch the scenario again"
+                f"restore the file from a copy, or launch the scenario again"
             )
         return names
 
     def tidy(self) -> None:
-        """Remove invalid parts, left by unfinished rounds or by a driver that was taken over."""
+        """Remove invalid parts of tables, left by unfinished rounds or by a driver that was taken over."""
         for table in TABLES:
             counted = set(self.parts(table))
             for *_, name in self._parts(table):
@@ -166,7 +168,7 @@ class RunFolder(Files):
         except (pa.ArrowException, OSError, ValueError) as error:
             raise RunError(
                 f"cannot read '{self._url(name)}': {error}; the file is damaged or from another version of rayfed: "
-                f"restore it from a copy"
+                f"restore the file from a copy"
             ) from error
 
     def _parts(self, table: str) -> list[tuple[int, int, str]]:
@@ -180,7 +182,7 @@ def _part(table: str, round: int, driver: int) -> str:
 
 
 def completed(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return a table with the schema's columns in order; columns newer than the file are null."""
+    """Return a table with the schema's columns in order; columns that the file lacks are null."""
     for field in schema:
         if field.nullable and field.name not in table.column_names:
             table = table.append_column(field, pa.nulls(len(table), field.type))
@@ -188,11 +190,11 @@ def completed(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def checked(table: pa.Table) -> pa.Table:
-    """Return a table that was read from a file; raises `ValueError` for invalid text and forbidden nulls."""
+    """Return a table that was read from a file; raise `ValueError` for invalid text and forbidden nulls."""
     table.validate(full=True)
     for field in table.schema:
         if not field.nullable and table[field.name].null_count:
-            raise ValueError(f"column '{field.name}' has nulls")
+            raise ValueError(f"column '{field.name}' has nulls, which are not allowed")
     return table
 
 

@@ -1,4 +1,4 @@
-"""History of a run folder: finished rounds, the driver of each, and their files.
+"""History of a run folder: the finished rounds, the driver of each round, and the rounds' files.
 
 The history is in `checkpoint/latest.json`, which each save replaces last and atomically. A driver that takes over a run
 first copies it to its own file (`latest-2.json`). Only the file of the latest driver is valid, so delayed writes of an
@@ -22,18 +22,18 @@ _LATEST = re.compile(r"latest(?:-(\d+))?\.json", re.ASCII)
 
 @dataclass(frozen=True)
 class Seal:
-    """Checksum of a set of file names, which detects a missing or foreign file."""
+    """Checksum of a set of file names, which detects missing or foreign files."""
 
     count: int = 0
     names: int = 0
     """Exclusive or of the names' hashes, so that names can be added and removed."""
 
     def with_(self, *changed: str) -> Seal:
-        """Return the seal with these names added."""
+        """Return the checksum with file names added."""
         return self._toggled(len(changed), changed)
 
     def without(self, *changed: str) -> Seal:
-        """Return the seal with these names removed."""
+        """Return the checksum with file names removed."""
         return self._toggled(-len(changed), changed)
 
     def _toggled(self, more: int, changed: Iterable[str]) -> Seal:
@@ -47,25 +47,25 @@ class Seal:
 
     @classmethod
     def parse(cls, text: str) -> Seal:
-        """Return the seal from its written form."""
+        """Parse a checksum from its written form."""
         count, names = text.split()
         return cls(int(count), int(names, 16))
 
 
 @dataclass(frozen=True)
 class History:
-    """The finished rounds of a run."""
+    """Finished rounds of a run, with the drivers and files of each."""
 
     round: int = -1
     """The last finished round; -1 if none is finished."""
     drivers: tuple[tuple[int, int], ...] = ((1, 0),)
-    """(number, first round that it finished) of every driver, in order."""
+    """(number, first round that the driver finished) of every driver, in order."""
     server: Mapping[str, str] | None = None
     """`file` and `sha256` of the server's state after the last round."""
     clients: Mapping[str, Mapping[str, Seal]] = field(default_factory=dict)
     """Arm -> folder of some clients -> the seal of their states' files."""
     parts: Mapping[str, list[int]] | None = None
-    """Table -> rounds of which it has a part; None if unknown."""
+    """Table -> rounds for which the table has a part; None if unknown."""
     scenario: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the scenario that determine the results of the finished rounds; empty if unknown."""
 
@@ -75,7 +75,7 @@ class History:
 
 
 def read(files: Files) -> History | None:
-    """Return a folder's history, or None if it has none; raises `RunError` for a damaged file."""
+    """Return the history of a run folder, or None if the folder has no history; raise `RunError` for a damaged file."""
     name = _newest(files)
     if name is None:
         return None
@@ -91,7 +91,7 @@ def pointer(files: Files) -> str:
 
 
 def write(files: Files, history: History) -> None:
-    """Write the history to the driver's file, which makes it the valid one."""
+    """Write a run's history to the driver's file, which becomes the valid history."""
     document = vars(history) | {
         "clients": {arm: {k: str(v) for k, v in of.items()} for arm, of in history.clients.items()}
     }
@@ -99,7 +99,7 @@ def write(files: Files, history: History) -> None:
 
 
 def begin(files: Files) -> History:
-    """Register this driver as the one that continues a folder's history, and return the history."""
+    """Register this driver as the driver that continues a run folder, and return the folder's history."""
     found = read(files) or History(parts={})
     before = [driver for driver in found.drivers if driver[1] <= found.round and driver[0] != files.token]
     mine = replace(found, drivers=(*before, (files.token, found.round + 1)))
@@ -108,7 +108,7 @@ def begin(files: Files) -> History:
 
 
 def newest_driver(files: Files) -> int:
-    """Return the number of the latest driver with a history, or 0 if there is none."""
+    """Return the number of the latest driver with a history, or 0 if the folder has no history."""
     return max(_pointers(files), default=0)
 
 

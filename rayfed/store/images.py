@@ -33,6 +33,6 @@ def encode_png(image: Tensor) -> bytes:
 
 
 def decode_png(data: bytes) -> np.ndarray:
-    """Decode a PNG from `encode_png` to (H, W, C) uint8."""
+    """Decode a PNG written by `encode_png` to an array (H, W, C) uint8."""
     pixels = np.array(Image.open(BytesIO(data)))
     return pixels[..., None] if pixels.ndim == 2 else pixels

@@ -55,7 +55,7 @@ _F = TypeVar("_F", bound=Files)
 
 @dataclass(frozen=True)
 class Holder:
-    """Identity of the driver that holds a lease."""
+    """Description of the driver that holds a lease."""
 
     host: str = field(default_factory=socket.gethostname)
     pid: int = field(default_factory=os.getpid)
@@ -66,13 +66,13 @@ class Holder:
     renewed: int = 0
     """Number of renewals of the lease."""
     ended: bool = False
-    """Whether the driver has ended normally."""
+    """Whether the lease's driver has ended normally."""
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
 
     def document(self) -> bytes:
-        """Return the content of the lease's file."""
+        """Return the content of the lease file: the holder's fields as JSON."""
         return json.dumps(asdict(self)).encode()
 
 
@@ -83,10 +83,10 @@ _UNKNOWN = Holder(host="an unknown machine", pid=0, process=None, since="", id="
 
 @dataclass(frozen=True)
 class Lease:
-    """Right of the `token`-th driver to write in a folder (`rayfed.store.files.Fence`)."""
+    """Right of the `token`-th driver to write to a folder (`rayfed.store.files.Fence`)."""
 
     files: Files
-    """The folder, with the lease of its parent folder if that has one."""
+    """The folder, with the lease of the parent folder, if any."""
     token: int
     holder: Holder
     taken_from: str = ""
@@ -121,7 +121,7 @@ class Lease:
 
 @contextmanager
 def holding(folder: _F, note: Callable[[str], None], told: bool = False) -> Iterator[_F]:
-    """Hold the lease of a folder during the block; writes through the yielded folder check it.
+    """Hold the lease of a folder during the block; writes through the yielded folder check the lease.
 
     If the previous driver has died, take the lease over and call `note`. If it is alive, raise `LeaseError`. With
     `told`, the holder of the parent folder has requested the run, and the lease is taken over without a check.
@@ -129,7 +129,7 @@ def holding(folder: _F, note: Callable[[str], None], told: bool = False) -> Iter
     mine = Holder()
     token, before = _acquire(folder, mine, note, told)
     left = before is not None and not before.ended and not told
-    taken_from = f"{before} has died or does not respond: this driver continues" if left else ""
+    taken_from = f"{before}, the previous driver, has died or does not respond: this driver continues" if left else ""
     if taken_from:
         note(taken_from)
     lease = Lease(folder, token, mine, taken_from)
@@ -147,7 +147,8 @@ def _acquire(folder: Files, mine: Holder, note: Callable[[str], None], told: boo
         before = _holder(folder, newest) if newest else None
         if before and not before.ended and not told and _lives(folder, newest, before, note):
             raise LeaseError(
-                f"{folder.url} is in use by {before} since {before.since}: wait until it ends, or end that process "
+                f"{folder.url} is in use by {before} since {before.since}: wait until that driver ends, or end its "
+                "process "
                 f"and try again"
             )
         number = max(newest, newest_driver(folder)) + 1  # leases may be missing, for example in a copied folder

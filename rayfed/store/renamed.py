@@ -1,4 +1,4 @@
-"""Present names of columns and messages in tables of older runs."""
+"""Conversion of tables of older runs to the present names of columns and messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OUTCOMES = NAMES | {
     "closest_guess": "baseline_similarity",
     "unanswered": "without_result",
 }
-"""The same for the columns of `outcomes.parquet`."""
+"""Present names by former names of the columns of `outcomes.parquet`."""
 MESSAGES = {
     "the update is encrypted: there is a ciphertext and no gradient to look at": hidden.ENCRYPTED,
     "the update is masked: without the other clients' shares it is uniform noise, and no gradient": hidden.MASKED,
@@ -31,7 +31,7 @@ MESSAGES = {
 
 
 def with_present_names(table: pa.Table, names: Mapping[str, str] = NAMES) -> pa.Table:
-    """Return a table of an older run with the present names of columns and the present messages."""
+    """Return a table of an older run with the present column names and messages."""
     there = set(table.column_names)
     new = [name if names.get(name, name) in there else names[name] for name in table.column_names]
     table = table.rename_columns(new)

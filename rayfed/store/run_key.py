@@ -14,22 +14,24 @@ _BYTES = 32
 
 
 def save(folder: RunFolder, key: bytes) -> None:
-    """Write the key of a run to a folder that only its owner can read."""
+    """Write the key of a secure run to a folder that only the owner can read."""
     client_states.make_private(folder)
     folder.write_bytes(FILE, key, private=True)
 
 
 def load(folder: RunFolder) -> bytes | None:
-    """Return the key of a run, or None if it has none; raises `RunError` if the key is damaged."""
+    """Return the key of a secure run, or None if the run has no key; raise `RunError` if the key is damaged."""
     if not folder.exists(FILE):
         return None
     key = folder.read_bytes(FILE)
     if len(key) != _BYTES:
-        raise RunError(f"'{folder.url}/{FILE}' has {len(key)} bytes, not {_BYTES}; restore it from a copy")
+        raise RunError(
+            f"the run key '{folder.url}/{FILE}' has {len(key)} bytes, not {_BYTES}; restore the file from a copy"
+        )
     return key
 
 
 def remove(folder: RunFolder) -> None:
-    """Remove the key of a run, so that its noise cannot be reproduced."""
+    """Remove the key of a secure run, so that the run's noise cannot be reproduced."""
     if folder.exists(FILE):
         folder.remove(FILE)

@@ -29,7 +29,7 @@ def _value(name: str, type: pa.DataType, description: str) -> pa.Field:
 
 
 ANSWERED = "ok", "diverged"
-"""Statuses of attacks that returned a result."""
+"""Statuses with which attacks return a result."""
 UNPLAYED = "not played"
 """Status of attacks that were not run because the time budget was too small."""
 WANT_OF_TIME = "not enough time"
@@ -59,7 +59,9 @@ _SCORED = pa.struct(
 _COLUMN = pa.struct(
     [
         pa.field("name", _string),
-        pa.field("found", pa.bool_(), metadata={"description": "whether its value was recovered, within tolerance"}),
+        pa.field(
+            "found", pa.bool_(), metadata={"description": "whether the column's value was recovered, within tolerance"}
+        ),
         pa.field(
             "guess", _real, metadata={"description": "share of other records for which the best constant is right"}
         ),
@@ -107,8 +109,8 @@ TABLES: dict[str, pa.Schema] = {
             _value("baseline_error", _real, "mean absolute error of always predicting the test set's median"),
             _value("baseline_perplexity", _real, "perplexity of predicting each token's frequency in the test set"),
             _value("baseline_iou", _real, "intersection over union of predicting the majority class at every pixel"),
-            _value("clients", _int, "clients whose updates were aggregated"),
-            _value("samples", _long, "training samples of those clients"),
+            _value("clients", _int, "number of clients whose updates were aggregated"),
+            _value("samples", _long, "training samples of the clients whose updates were aggregated"),
             _value("actor_seconds", _real, "training time of the arm: sum of the wall times of its cohorts (s)"),
             _value("warming", pa.bool_(), "whether a process trained the arm for the first time, which takes longer"),
             _value("bytes_up", _long, "bytes sent by all clients to the server"),
@@ -189,7 +191,7 @@ TABLES: dict[str, pa.Schema] = {
                 "parts_baseline",
                 _real,
                 "maximum share of parts recovered without the update, 0..1: this sample's parts by a guess, or other "
-                "samples' parts by these reconstructions; for images also by the same values at random places",
+                "samples' parts by these reconstructions; for images also by the same values at random positions",
             ),
             _value(
                 "parts_evidence",
@@ -198,7 +200,12 @@ TABLES: dict[str, pa.Schema] = {
                 "over other samples implies; 0 if guesses recover as much",
             ),
             _value("columns", pa.list_(_COLUMN), "results for each column of a record; null for images and texts"),
-            _value("people", _int, "number of classes of the face recogniser; a random guess is right k in that many"),
+            _value(
+                "people",
+                _int,
+                "number of people known to the face recogniser; a random ranking has the right person in the top k "
+                "with probability k / people",
+            ),
             _value("objective", _real, "final value of the attack's objective, in the attack's own unit"),
             _value(
                 "fit",
@@ -228,7 +235,11 @@ TABLES: dict[str, pa.Schema] = {
             _value("value", _real, "value of the metric, 0..1; an accuracy is 0 or 1 for each victim"),
             _value("chance", _real, "value of the metric for an attacker without the update, 0..1"),
             _value("candidates", _int, "number of candidates, questions or images from which the value is computed"),
-            _value("control", _real, "AUC of the same candidates on an update without them, 0..1; AUC only"),
+            _value(
+                "control",
+                _real,
+                "AUC of the same candidates on an update computed without the candidates, 0..1; AUC only",
+            ),
             _value("scores", pa.list_(_SCORED), "score of every candidate, for the ROC curve; AUC only"),
             _key("status", _string, "'ok', 'diverged', 'not applicable' or 'failed'"),
             _value("message", _string, "why the status is not ok, or which knowledge the attacker lacked"),
@@ -254,8 +265,12 @@ TABLES: dict[str, pa.Schema] = {
             _ROUND,
             _key("client", _int, "id of the client"),
             _value("weight", _real, "weight of the client's update in the round; the weights of a round sum to 1"),
-            _value("train_loss", _real, "mean training loss over its local steps (nats), as reported to the server"),
-            _value("accuracy", _real, "mean accuracy of its model on the clients' validation samples, 0..1"),
+            _value(
+                "train_loss",
+                _real,
+                "mean training loss over the client's local steps (nats), as reported to the server",
+            ),
+            _value("accuracy", _real, "mean accuracy of the client's model on the clients' validation samples, 0..1"),
         ]
     ),
     "scores": pa.schema(
@@ -263,27 +278,27 @@ TABLES: dict[str, pa.Schema] = {
             _ARM,
             _ROUND,
             _key("model", _int, "id of the client whose model was scored"),
-            _key("validator", _int, "id of the client that scored it"),
+            _key("validator", _int, "id of the client that scored the model"),
             _value("loss", _real, "mean cross entropy on the validator's held-out samples (nats); NaN if not finite"),
-            _value("accuracy", _real, "accuracy on the same samples, 0..1"),
+            _value("accuracy", _real, "accuracy on the validator's held-out samples, 0..1"),
         ]
     ),
     "secure_sums": pa.schema(
         [
             _ARM,
             _ROUND,
-            _value("clients", _int, "clients sampled for the round"),
-            _value("advertised", _int, "clients that sent their public keys"),
-            _value("shared", _int, "clients that shared their secrets"),
-            _value("sent", _int, "clients that sent masked updates, which are in the sum"),
-            _value("confirmed", _int, "clients that confirmed whose updates are in the sum"),
-            _value("revealed", _int, "clients that revealed the shares that unmask the sum"),
+            _value("clients", _int, "number of clients sampled for the round"),
+            _value("advertised", _int, "number of clients that sent their public keys"),
+            _value("shared", _int, "number of clients that sent shares of their secrets"),
+            _value("sent", _int, "clients that sent masked updates, which are in the sum of the updates"),
+            _value("confirmed", _int, "clients that confirmed the list of clients whose updates are in the sum"),
+            _value("revealed", _int, "clients that revealed the shares that unmask the sum of the updates"),
             _value(
                 "protocol_bytes",
                 _long,
                 "keys, ciphertexts, tags and shares sent in both directions, without the masked updates (bytes)",
             ),
-            _value("aborted", _string, "why the server skipped its step; null if it did not"),
+            _value("aborted", _string, "why the server skipped its step; null if the server made the step"),
         ]
     ),
     "traces": pa.schema(
@@ -298,7 +313,7 @@ TABLES: dict[str, pa.Schema] = {
             *_ATTACKED,
             _SAMPLE,
             _key("true", _bytes, "the true image (PNG)"),
-            _key("reconstructed", _bytes, "the reconstruction matched to it (PNG)"),
+            _key("reconstructed", _bytes, "the reconstruction matched to the true image (PNG)"),
         ]
     ),
     "texts": pa.schema(
@@ -306,8 +321,14 @@ TABLES: dict[str, pa.Schema] = {
             *_ATTACKED,
             _SAMPLE,
             _key("true", pa.list_(_string), "the true sample: a text's tokens, or a record's columns"),
-            _key("reconstructed", pa.list_(_string), "tokens or columns of the reconstruction matched to it"),
-            _key("right", pa.list_(pa.bool_()), "which of these are right; continuous columns within tolerance"),
+            _key(
+                "reconstructed", pa.list_(_string), "tokens or columns of the reconstruction matched to the true sample"
+            ),
+            _key(
+                "right",
+                pa.list_(pa.bool_()),
+                "which tokens or columns are reconstructed correctly; continuous columns within tolerance",
+            ),
         ]
     ),
     "snapshots": pa.schema(
@@ -352,9 +373,11 @@ TABLES: dict[str, pa.Schema] = {
             _key("unit", _string, "unit of protection: 'sample' or 'client'"),
             _key("chance", _real, "probability of an event if the unit is absent, 0..1"),
             _key(
-                "present", _real, "maximum probability of it if the unit is present, over all observations of a victim"
+                "present",
+                _real,
+                "maximum probability of that event if the unit is present, over all observations of a victim",
             ),
-            _key("another", _real, "maximum probability of it if the unit is replaced by another one"),
+            _key("another", _real, "maximum probability of that event if the unit is replaced by another unit"),
         ]
     ),
     "partition": pa.schema(
@@ -362,7 +385,7 @@ TABLES: dict[str, pa.Schema] = {
             _key("client", _int, "id of the client"),
             _key("label", _int, "class"),
             _value("class_name", _string, "name of the class"),
-            _key("count", _long, "samples of that class at that client"),
+            _key("count", _long, "number of the client's samples of that class"),
         ]
     ),
 }
@@ -373,7 +396,7 @@ TRIAL_FIELDS = [
     _value("repeat", _int, "number of the repeat, from 0; each repeats the same values with the next seed"),
     _value("seed", _long, "seed of the trial"),
     _value("status", _string, "'finished', 'stopped' (by the scheduler) or 'failed'"),
-    _value("error", _string, "why the trial failed; null if it did not"),
+    _value("error", _string, "why the trial failed; null if the trial did not fail"),
     _value("run", _string, "the trial's run folder, relative to the sweep's"),
 ]
 """Columns of the outcomes that describe a trial of a sweep."""
@@ -424,5 +447,5 @@ _IMAGE = ("arm", "round", "attack", "victim", "repeat", "sample")
 
 
 def image_key(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns of `attacks`, `images` and `snapshots` that identify an image."""
+    """Return the columns that identify an image in a row of `attacks`, `images` or `snapshots`."""
     return {column: row[column] for column in _IMAGE}

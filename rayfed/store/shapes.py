@@ -102,7 +102,7 @@ _DRIVER = re.compile(r"(?<=latest)-\d+(?=\.json$)", re.ASCII)
 
 
 def check_shape(name: str, value: Any) -> None:
-    """Raise `ValueError` unless a document has the structure that a run writes under this name."""
+    """Raise `ValueError` unless a document has the structure that a run writes under the given name."""
     try:
         _PLAIN.validate_python(value)
         if shape := _SHAPES.get(_DRIVER.sub("", name)):

@@ -10,14 +10,14 @@ from torch import Tensor
 
 
 def packed(state: Any, where: str) -> bytes:
-    """Return a state as bytes; raises `TypeError`, with the place in `where`, for unsupported types."""
+    """Serialise a state to bytes; raise `TypeError`, with the path to the value in `where`, for unsupported types."""
     buffer = BytesIO()
     torch.save(_plain(state, where), buffer)
     return buffer.getvalue()
 
 
 def unpacked(data: bytes) -> Any:
-    """Return the state in bytes, tensors on the CPU; no code is executed."""
+    """Deserialise a state from bytes, with tensors on the CPU; no code in the bytes is executed."""
     return torch.load(BytesIO(data), map_location="cpu", weights_only=True)
 
 
@@ -33,4 +33,6 @@ def _plain(value: Any, where: str) -> Any:
         return items if isinstance(value, list) else tuple(items)
     if value is None or type(value) in (bool, int, float, str, bytes):
         return value
-    raise TypeError(f"{where} is a {type(value).__name__}; a checkpoint holds tensors, numbers, strings, containers")
+    raise TypeError(
+        f"{where} is a {type(value).__name__}, but a checkpoint can only hold tensors, numbers, strings and containers"
+    )

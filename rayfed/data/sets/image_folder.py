@@ -42,7 +42,10 @@ class ImageFolder(Source):
             return *hold_out_fifth(_split(root, classes), str(root)), classes
         for folder, other in ((train, test), (test, train)):
             if not folder.is_dir():
-                raise DataError(f"{folder} is missing, but {other} exists; provide both folders or neither")
+                raise DataError(
+                    f"{folder} is missing, but {other} exists; provide both folders, or put the class folders directly "
+                    f"into {root}"
+                )
         classes = _classes(train)
         return _split(train, classes), _split(test, classes), classes
 

@@ -117,8 +117,8 @@ class TextTable:
         if not cut:
             return ()
         return (
-            f"data: {cut:,} of {texts:,} texts are truncated to {self.length} tokens: the rest of each text is neither "
-            "used for training nor attacked; set data.length to change the limit",
+            f"data: {cut:,} of {texts:,} texts are truncated to {self.length} tokens: the rest of each text is not "
+            "used for training and not attacked; set data.length to change the limit",
         )
 
     def _reader(self, texts: Sequence[str]) -> Reader:

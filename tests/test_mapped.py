@@ -142,7 +142,7 @@ def test_what_does_not_hold_what_it_says_is_refused(
 
 def test_another_size_is_refused(packed: Path) -> None:
     assert Arrow(path=str(packed), size=16).load().sample.shape == (1, 16, 16)
-    with pytest.raises(DataError, match="pack them again at size 32"):
+    with pytest.raises(DataError, match="pack the data set again at size 32"):
         Arrow(path=str(packed), size=32).load()
 
 

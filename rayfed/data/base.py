@@ -1,4 +1,4 @@
-"""Loaded data sets, and the base class of components that load one.
+"""Loaded data sets, and the base class of components that load a data set.
 
 Samples keep their stored form, such as uint8 images. They are converted to model inputs batch by batch
 (`SampleSpec.tensor`).
@@ -251,7 +251,7 @@ def scaled_numbers(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.
 
 
 class Split(NamedTuple):
-    """One split as stored: images not yet resized and, if in files, not yet decoded."""
+    """Train or test split as stored: images not yet resized and, if in files, not yet decoded."""
 
     images: np.ndarray | Sequence[Encoded]
     """Samples in the form of `Dataset`, or N encoded images."""

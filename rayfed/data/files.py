@@ -50,12 +50,12 @@ def is_empty(path: Path) -> bool:
 
 
 def is_left_by_tools(folder: Path) -> bool:
-    """Return whether a folder is hidden or made by a system or tool (such as `__MACOSX`), judged by its name."""
+    """Return whether a folder's name shows that it is hidden or made by a system or tool, such as `__MACOSX`."""
     return folder.name.startswith(".") or folder.name.lower() in _LEFT_BY_TOOLS
 
 
 def is_sample(path: Path, root: Path) -> bool:
-    """Return whether a file below `root` may be a sample: not made by a system or tool, judged by its path."""
+    """Return whether a file below `root` may be a sample: the path shows no folder or file of systems or tools."""
     folders = path.relative_to(root).parents
     return not path.name.startswith("._") and not any(map(is_left_by_tools, list(folders)[:-1]))
 

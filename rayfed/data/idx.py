@@ -40,7 +40,7 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
     expected = start + prod(shape)
     if len(content) != expected:
         raise DataError(
-            f"{path} is {'truncated' if len(content) < expected else 'too long'}: its header specifies "
+            f"{path} is {'truncated' if len(content) < expected else 'too long'}: the header specifies "
             f"{' x '.join(map(str, shape))}, so expected {expected} bytes (unpacked), found {len(content)}; "
             f"download the file again"
         )

@@ -27,7 +27,7 @@ _PNG, _DEPTH = b"\x89PNG\r\n\x1a\n", 24
 
 
 class Encoded(NamedTuple):
-    """One encoded image: bytes or a file in PNG, JPEG or another format."""
+    """Encoded image: bytes or a file in PNG, JPEG or another format."""
 
     where: str
     """Name of the file, and the row within it, for errors."""

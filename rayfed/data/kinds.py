@@ -79,7 +79,7 @@ _MOST_CONTROL = 0.02
 
 
 def binary_kind(content: bytes) -> Kind | None:
-    """Return the kind of a binary file, such as a PNG image, by its first bytes; None for a text file."""
+    """Return the kind of a binary file, such as a PNG image, by the first bytes; None for a text file."""
     if content.startswith(b"PK\x03\x04"):
         return _zipped(content)
     if _PICKLE.match(content):
@@ -106,7 +106,7 @@ def structured_kind(text: str) -> Kind | None:
 
 
 def is_parquet(path: Path) -> bool:
-    """Return whether a file is Parquet, by its first bytes; False if the file cannot be read."""
+    """Return whether a file is Parquet, by the file's first bytes; False if the file cannot be read."""
     try:
         with path.open("rb") as file:
             begin = file.read(_LOOKED_AT)

@@ -27,7 +27,7 @@ Row = list[str]
 
 
 class Layout(NamedTuple):
-    """Layout of a text table: its start, field separator and column names."""
+    """Layout of a text table: start, field separator and column names."""
 
     start: int
     """Number of characters before the table."""

@@ -34,7 +34,7 @@ class Layout:
     """Number of training samples; the other rows are the test split."""
     classes: tuple[str, ...]
     identity: str
-    """Random identifier of the packed file; processes that share a data set compare it."""
+    """Random identifier of the packed file, which processes that share a data set compare."""
 
     bits: int = 8
     """Bits per value, 8 or 16."""

@@ -36,7 +36,7 @@ def decode_masks(masks: Sequence[Encoded], images: Sequence[Encoded], size: int 
         if classes.shape != (of.height, of.width):
             turn = " after its EXIF orientation is applied" if of.turned else ""
             raise DataError(
-                f"{mask.where} is {_extent(classes)}, but its image {image.where} is {of.height}x"
+                f"mask {mask.where} is {_extent(classes)}, but image {image.where} is {of.height}x"
                 f"{of.width}{turn} (height x width): save the mask at the size of the image (to resize both, use "
                 "`data.size`)"
             )
@@ -46,7 +46,7 @@ def decode_masks(masks: Sequence[Encoded], images: Sequence[Encoded], size: int 
         if classes.shape != found[0].shape:
             raise DataError(
                 f"masks differ in size: {masks[0].where} is {_extent(found[0])}, {mask.where} is {_extent(classes)} "
-                f"(height x width); set `data.size` to resize all of them with their images"
+                f"(height x width); set `data.size` to resize all masks and images"
             )
     return np.stack(found), turned
 

@@ -56,7 +56,7 @@ def is_number(text: str) -> bool:
 
 
 def number(text: str) -> float:
-    """Convert a text to a number; if its marks are ambiguous, as in 1,234, assume a decimal point."""
+    """Convert a text to a number; if the marks are ambiguous, as in 1,234, assume a decimal point."""
     reading = POINT if POINT.fits(text) else COMMA
     return float(reading.plain(pa.chunked_array([[text]]))[0].as_py())
 
@@ -96,7 +96,7 @@ class _Column:
         return any(pc.any(pc.match_substring_regex(texts, pattern)).as_py() for texts in every)
 
     def first(self, texts: pa.Array) -> str:
-        """Return the first of these texts in the column with its row, for messages."""
+        """Return the first of some texts in the column with its row number, for messages."""
         row = pc.index(pc.utf8_trim_whitespace(self.written), texts[0]).as_py()
         return f"'{texts[0]}' (row {row}, from 0)"
 

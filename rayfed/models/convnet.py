@@ -25,7 +25,7 @@ class ConvNet:
     """ConvNet: eight 3x3 convolutions with batch norm and ReLU, two 3x3 max-pools, and a linear layer."""
 
     width: Annotated[int, Field(ge=1)] = 64
-    """Number of channels of the first convolution; later ones have two and four times as many."""
+    """Number of channels of the first convolution; later convolutions have two and four times as many."""
     norm: Norm = "batch"
     """Norm after each convolution. `group` normalises each sample separately."""
 

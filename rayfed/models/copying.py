@@ -85,7 +85,7 @@ def _refusing(model: nn.Module) -> str:
         try:
             _copied(module, _Obstacles(module).memo)
         except Exception:  # as in `copy_model`
-            return f"its module '{path}' ({type(module).__name__})" if path else f"a {type(module).__name__}"
+            return f"the model's module '{path}' ({type(module).__name__})" if path else f"a {type(module).__name__}"
     return f"a {type(model).__name__}"
 
 
@@ -126,7 +126,7 @@ class _Obstacles:
                 if fails and not holds:
                     self._share(value)
                 elif fails and not self.refused:
-                    self.refused = f"its attribute '{self._attribute}' ({type(value).__name__})"
+                    self.refused = f"the model's attribute '{self._attribute}' ({type(value).__name__})"
 
     def _examine(self, value: Any) -> tuple[bool, bool]:
         """Return whether a value cannot be copied, and whether it has tensors or modules.

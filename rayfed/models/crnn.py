@@ -47,7 +47,7 @@ class CRNN:
     """
 
     width: Annotated[int, Field(ge=1)] = 64
-    """Number of channels of the first convolution; later ones have two to eight times as many."""
+    """Number of channels of the first convolution; later convolutions have two to eight times as many."""
     hidden: Annotated[int, Field(ge=1)] = 256
     """Size of the state in each direction of an LSTM."""
     norm: Norm = "batch"

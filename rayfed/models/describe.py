@@ -26,7 +26,7 @@ def described(model: nn.Module, sample: SampleSpec) -> Iterator[str]:
         yield f"the model's own parameters: {', '.join(own)}"
     if frozen:
         numbers = sum(p.numel() for p in model.parameters() if not p.requires_grad)
-        yield f"frozen: {len(frozen)} parameters ({frozen[0]}, ...); their {numbers:,} values are not sent"
+        yield f"frozen: {len(frozen)} parameters ({frozen[0]}, ...) with {numbers:,} values, which are not sent"
     yield from _ends(model, sample)
     yield from _dependence(model, sample)
 

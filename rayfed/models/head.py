@@ -13,7 +13,7 @@ from rayfed.update import Named
 
 
 def before_head(model: nn.Module, name: str, block: Callable[[int], nn.Module]) -> nn.Module:
-    """Insert a block before a model's last linear layer, in place; `block` builds it from the number of features.
+    """Insert a block before a model's last linear layer, in place; `block` makes the block from the layer's input size.
 
     The layer `fc` becomes a sequence of `fc.NAME` and `fc.head`. Raises `UserError` for a model without a linear layer.
     """

@@ -48,8 +48,8 @@ class HuggingFace:
     """Folder of the model; `~` and environment variables are expanded, and `package:NAME/FOLDER` is a folder of a
     package."""
     task: Task | None = None
-    """Task of the model's head. Null: classification of whole samples, images or texts. It determines the default loss:
-    `causal_lm` and `masked_lm` have their own, `token_classification` has place_cross_entropy."""
+    """Task of the model's head. Default: classification of whole samples, images or texts. The task sets the default
+    loss: `causal_lm` and `masked_lm` have their own, `token_classification` has place_cross_entropy."""
     dropout: float | None = None
     """Probability of all of the model's dropouts. Default: the probabilities in the config. 0 disables dropout."""
 
@@ -129,7 +129,7 @@ def _check(model: nn.Module, folder: Path, told: Any) -> None:
     ]
     if lost := [name for name in (*missing, *misshapen) if name not in anew]:
         raise UserError(
-            f"{folder} does not match its config.json: {len(lost)} tensors are missing or have another shape, "
+            f"the weights in {folder} do not match config.json: {len(lost)} tensors are missing or have another shape, "
             f"{_some(lost)}"
         )
     if anew:

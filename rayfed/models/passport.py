@@ -1,4 +1,4 @@
-"""Passports: a private convolution's scale and shift, computed from its weights and secret tensors of the client.
+"""Passports: scale and shift of a private convolution, computed from its weights and the client's secret tensors.
 
 Source: Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", equations 13 and 25; after Fan et al. 2019,
 "Rethinking Deep Neural Network Ownership Verification: Embedding Passports to Defeat Ambiguity Attacks".

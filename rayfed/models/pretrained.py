@@ -37,7 +37,7 @@ GENERATOR = Kind("generator", "a", "rayfed train-generator SCENARIO")
 EVALUATOR = Kind("evaluation network", "an", "rayfed train-evaluator")
 RECOGNISER = Kind("recogniser", "a", "rayfed train-recogniser SCENARIO")
 SHIPPED_EVALUATOR = Path(str(files("rayfed.models") / "evaluator.pt"))
-"""The evaluation network included in the package; `docs/defences.md` describes its training."""
+"""Path of the evaluation network included in rayfed; `docs/defences.md` describes the network's training."""
 
 
 class NetworkUnavailable(UserError):
@@ -176,7 +176,7 @@ def _read(path: Path, kind: Kind) -> dict[str, Any]:
         ) from error
     if _digest(path) != expected:
         raise NetworkUnavailable(
-            f"the {kind.name} {path} is truncated or altered (its SHA-256 is not {expected}): {_how(path, kind)}"
+            f"the {kind.name} {path} is truncated or altered (the SHA-256 is not {expected}): {_how(path, kind)}"
         )
     with _foreign(path, kind):
         content = torch.load(path, weights_only=True)
@@ -185,7 +185,7 @@ def _read(path: Path, kind: Kind) -> dict[str, Any]:
         parts = {key: dict(content[key]) for key in ("shape", "origin", "weights")}
     if bad := list_nonfinite(parts["weights"]):
         raise NetworkUnavailable(
-            f"the {kind.name} {path} has NaN or infinite values in '{bad[0]}', because its training diverged: "
+            f"the {kind.name} {path} has NaN or infinite values in '{bad[0]}', because the training diverged: "
             f"{_how(path, kind)}"
         )
     return parts

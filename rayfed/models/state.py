@@ -43,7 +43,8 @@ class _Set:
 
     model: _Model
     prefix: str
-    """Prefix, without its final dot, of the model's names in the file; for tensors taken by order, their place."""
+    """Prefix, without its final dot, of the model's names in the file; for tensors matched by order, the path of "
+    "their mapping."""
     tensors: Named
     spare: Named
     """Tensors in the same mappings that are not in the model."""
@@ -244,7 +245,7 @@ def _differences(file: WeightFile, found: _Set) -> Iterator[str]:
     """Yield remarks on tensors that were matched by order, initialised anew or ignored."""
     name, own = file.file.name, found.model.tensors
     if found.by_order:
-        yield f"{name} has other names than the model: its {len(found.tensors)} tensors were matched by order"
+        yield f"the names in {name} differ from the model's names: {len(found.tensors)} tensors were matched by order"
     if anew := (found.missing | found.misshapen) & found.model.head:
         yield f"the head is initialised anew, because it has other shapes in {name}: {_some(anew, own, found.tensors)}"
     if spare := found.spare:
@@ -256,7 +257,8 @@ def _misfit(file: WeightFile, own: _Model, found: _Set | None) -> str:
     if found is None:
         stored = {one.path: one.tensor for one in file.tensors}
         return (
-            f"{file.file} does not fit the model: none of its {len(stored)} names ({_some(stored, {}, stored)}) is one "
+            f"{file.file} does not fit the model: none of its {len(stored)} names ({_some(stored, {}, stored)}) is "
+            "among those "
             f"of the model's {len(own.tensors)} ({_some(own.tensors, own.tensors, {})}), and number or shapes in order "
             f"differ, too. Check the architecture. The file has {file.listed}"
         )

@@ -19,7 +19,7 @@ _WITH_AUXILIARY_HEADS = ("googlenet", "inception_v3")
 
 
 def repeat_grey(module: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
-    """Repeat grey images (N, 1, H, W) to three channels, as a forward pre-hook."""
+    """Repeat grey images (N, 1, H, W) to three channels; serves as a forward pre-hook."""
     (images,) = inputs
     return (images.expand(-1, 3, -1, -1),)
 

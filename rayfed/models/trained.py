@@ -148,7 +148,7 @@ def _last_blocks(model: nn.Module, count: int, names: Sequence[str]) -> frozense
     """Return all parameters from the first of the last `count` blocks on."""
     blocks = blocks_of(model)
     if not 0 < count <= len(blocks):
-        has = f"{len(blocks)} blocks" if blocks else "no stack of blocks: select layers by patterns"
+        has = len(blocks) or "no stack of blocks: select layers by patterns"
         raise UserError(f"model.train.layers: 'last {count} blocks' cannot be selected: the model has {has}")
     first = next(place for place, name in enumerate(names) if name.startswith(f"{blocks[-count]}."))
     return frozenset(names[first:])

@@ -66,7 +66,7 @@ class Unet:
     """U-Net that scores every pixel, for segmentation: blocks of two 3x3 convolutions at each resolution."""
 
     width: Annotated[int, Field(ge=1)] = 16
-    """Number of features at the images' own resolution; it doubles at each level below."""
+    """Number of features at the images' own resolution; each level below has twice as many."""
     levels: Annotated[int, Field(ge=1, le=6)] = 3
     """Number of resolutions, each half of the previous one."""
     activation: Activation = "relu"

@@ -80,7 +80,8 @@ def _before(folder: RunFolder, round: int) -> History:
         folder.check()
         last = "no round" if found is None else f"round {found.round} as the last one"
         raise RunError(
-            f"{folder.url} was changed during the run: cannot save round {round}, as its checkpoint has {last}; "
+            f"{folder.url} was changed during the run: cannot save round {round}, because the folder's checkpoint has "
+            f"{last}; "
             f"restore the folder from a copy and continue with `rayfed resume`, or launch the scenario again"
         )
     return found or History(parts={})

@@ -52,7 +52,7 @@ def over(found: Mapping[str, Any]) -> bool:
 
 
 def advice(state: str, kind: str | None, run: str = "RUN") -> str:
-    """Return advice on how to continue after a run or sweep in a given state; `run` is its name in commands."""
+    """Return advice on how to continue after a run or sweep in a given state; `run` is the run's name in commands."""
     again = f"`rayfed resume {run}` continues after the last complete round"
     if kind == "attack":
         again = "run the command again, because attacks cannot be resumed"

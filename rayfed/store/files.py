@@ -46,9 +46,10 @@ class Fence(Protocol):
 
 @dataclass(frozen=True)
 class Files:
-    """Files of one folder.
+    """Access to the files of one folder.
 
-    Names in all methods are relative to the folder (`status.json`, `checkpoint/latest.json`).
+    Names in all methods are relative to the folder (`status.json`, `checkpoint/latest.json`). Names in all methods are
+    relative to the folder (`status.json`, `checkpoint/latest.json`).
     """
 
     fs: AbstractFileSystem
@@ -156,7 +157,7 @@ class Files:
         try:
             return self.read_bytes(name).decode()
         except UnicodeDecodeError as error:
-            raise RunError(f"'{self._url(name)}' cannot be read: {error}; restore it from a copy") from error
+            raise RunError(f"'{self._url(name)}' cannot be read: {error}; restore the file from a copy") from error
 
     def read_mapping(self, name: str) -> dict[str, Any]:
         """Read the `key: value` pairs of a YAML or JSON file; raise `RunError` for other content."""
@@ -166,7 +167,7 @@ class Files:
             if isinstance(value, dict):
                 check_shape(name, value)
         except ValueError as error:
-            raise RunError(f"'{self._url(name)}' cannot be read: {error}; restore it from a copy") from error
+            raise RunError(f"'{self._url(name)}' cannot be read: {error}; restore the file from a copy") from error
         if not isinstance(value, dict):
             kind = type(value).__name__
             raise RunError(

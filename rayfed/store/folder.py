@@ -1,4 +1,4 @@
-"""Folder of one run: creation, reading of its scenario, and its tables with one file per round."""
+"""Folder of one run: creation, scenario, and tables with one file per round."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class RunFolder(Files):
             )
         parent, _, name = folder.root.rpartition("/")
         beside = nearest(name, _runs_in(fs, parent))
-        raise RunError(f"'{path}' is not a run folder, as it has no {SCENARIO}; in {parent}: {beside}")
+        raise RunError(f"'{path}' is not a run folder, because it has no {SCENARIO}; in {parent}: {beside}")
 
     @classmethod
     def at(cls, path: str) -> RunFolder:

@@ -110,7 +110,8 @@ class Lease:
             return
         if by is None or by.id == self.holder.id:
             raise LeaseError(
-                f"{self.files.url}: this driver lost its lease, or is a forked copy: it stops and writes nothing more. "
+                f"{self.files.url}: this driver lost its lease, or is a forked copy: the driver stops and writes "
+                "nothing more. "
                 f"Run `rayfed resume` when no other driver uses the run or sweep"
             )
         raise LeaseError(

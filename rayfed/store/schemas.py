@@ -33,17 +33,19 @@ ANSWERED = "ok", "diverged"
 UNPLAYED = "not played"
 """Status of attacks that were not run because the time budget was too small."""
 WANT_OF_TIME = "not enough time"
-"""Start of the message of an attack that was not run; the time that it needs may follow."""
+"""Start of the message of an attack that was not run; the time that the attack needs may follow."""
 VERSUS = " vs "
-"""Separator between an arm and its opponent in the column `arm`."""
-_ARM = _key("arm", _string, "name of the arm: one training with its own chain of defences")
+"""Separator between an arm and its opponent (poisoning attack) in the column `arm`."""
+_ARM = _key("arm", _string, "name of the arm, a training with one chain of defences")
 _ROUND = _key("round", _int, "communication round, from 0; pages and the terminal count from 1")
 _ATTACKED = (
     _ARM,
     _ROUND,
     _key("attack", _string, "the attack's name in the scenario"),
     _key("victim", _int, "id of the client whose update was attacked"),
-    _key("repeat", _int, "number of the attack on that victim in that round, from 0; each has its own random seed"),
+    _key(
+        "repeat", _int, "number of the attack on that victim in that round, from 0; each attack has its own random seed"
+    ),
 )
 _SAMPLE = _key("sample", _int, "index of the true image in the victim's batch")
 
@@ -72,7 +74,7 @@ _METRICS = [
     _value(metric.name, _real, metric.description)
     for metric in sorted(METRICS.values(), key=lambda metric: metric.compares != "labels")
 ]
-"""Columns of the metrics; those with one value per batch come first."""
+"""Columns of the metrics; metrics with one value per batch come first."""
 
 TABLES: dict[str, pa.Schema] = {
     "rounds": pa.schema(
@@ -110,7 +112,7 @@ TABLES: dict[str, pa.Schema] = {
             _value("baseline_perplexity", _real, "perplexity of predicting each token's frequency in the test set"),
             _value("baseline_iou", _real, "intersection over union of predicting the majority class at every pixel"),
             _value("clients", _int, "number of clients whose updates were aggregated"),
-            _value("samples", _long, "training samples of the clients whose updates were aggregated"),
+            _value("samples", _long, "number of training samples of the clients whose updates were aggregated"),
             _value("actor_seconds", _real, "training time of the arm: sum of the wall times of its cohorts (s)"),
             _value("warming", pa.bool_(), "whether a process trained the arm for the first time, which takes longer"),
             _value("bytes_up", _long, "bytes sent by all clients to the server"),
@@ -122,7 +124,7 @@ TABLES: dict[str, pa.Schema] = {
             _value(
                 "dropped",
                 _int,
-                "clients excluded: late, not needed, dropped out or out of memory; null without devices",
+                "number of clients excluded: late, not needed, dropped out or out of memory; null without devices",
             ),
         ]
     ),
@@ -131,14 +133,16 @@ TABLES: dict[str, pa.Schema] = {
             _ARM,
             _ROUND,
             _key("client", _int, "id of the client"),
-            _value("samples", _long, "samples that the client trained on"),
+            _value("samples", _long, "number of samples that the client trained on"),
             _value("loss", _real, "mean training loss over the client's local steps (nats)"),
             _value(
                 "seconds", _real, "wall time of the client's local round (s); with vmap, an equal share of the cohort's"
             ),
             _value("sent_bytes", _long, "size of the update as sent, encrypted or not (bytes)"),
             _value(
-                "clipped", _long, "values of the update clipped to the range of its encryption; null without encryption"
+                "clipped",
+                _long,
+                "number of values of the update clipped to the range of the encryption; null without encryption",
             ),
             _value("malicious", pa.bool_(), "whether the client poisons its data or update; unknown to the server"),
             _value(
@@ -148,14 +152,18 @@ TABLES: dict[str, pa.Schema] = {
             _value(
                 "staleness", _int, "server steps since the client received its weights; null for synchronous rounds"
             ),
-            _key("status", _string, "'ok', or why the client was excluded; values that it did not reach are then null"),
+            _key(
+                "status",
+                _string,
+                "'ok', or why the client was excluded; values that the client did not reach are then null",
+            ),
         ]
     ),
     "attacks": pa.schema(
         [
             *_ATTACKED,
             _SAMPLE,
-            _value("batch_size", _int, "samples in the attacked update"),
+            _value("batch_size", _int, "number of samples from which the attacked update was computed"),
             _value("observes", _string, "input of the attack: 'gradient', 'update' or 'shown'"),
             _value("knowledge", _string, "grants of the threat model, comma-separated; empty for none"),
             _value("distortion", _real, "relative distance of the observed update from the undefended one"),
@@ -290,9 +298,11 @@ TABLES: dict[str, pa.Schema] = {
             _value("clients", _int, "number of clients sampled for the round"),
             _value("advertised", _int, "number of clients that sent their public keys"),
             _value("shared", _int, "number of clients that sent shares of their secrets"),
-            _value("sent", _int, "clients that sent masked updates, which are in the sum of the updates"),
-            _value("confirmed", _int, "clients that confirmed the list of clients whose updates are in the sum"),
-            _value("revealed", _int, "clients that revealed the shares that unmask the sum of the updates"),
+            _value("sent", _int, "number of clients that sent masked updates, which are in the sum of the updates"),
+            _value(
+                "confirmed", _int, "number of clients that confirmed the list of clients whose updates are in the sum"
+            ),
+            _value("revealed", _int, "number of clients that revealed the shares that unmask the sum of the updates"),
             _value(
                 "protocol_bytes",
                 _long,
@@ -362,7 +372,7 @@ TABLES: dict[str, pa.Schema] = {
                 for one_in in PRIORS
             ),
             _value("advantage", _real, "maximum of true minus false positive rate of membership inference, 0..1"),
-            _value("note", _string, "why there is no guarantee, or what weakens it"),
+            _value("note", _string, "why there is no guarantee, or what weakens the guarantee"),
         ]
     ),
     "proved": pa.schema(
@@ -389,7 +399,8 @@ TABLES: dict[str, pa.Schema] = {
         ]
     ),
 }
-"""Table name -> schema. `privacy`, `proved` and `partition` have one part, number 0; the others have one a round."""
+"""Table name -> schema. `privacy`, `proved` and `partition` have one part, number 0; other tables have one part per "
+"round."""
 
 TRIAL_FIELDS = [
     _value("trial", _string, "name of the trial; its run is in the sweep's folder `trials`"),
@@ -417,7 +428,7 @@ OUTCOME_FIELDS = [
     _value(
         "result",
         _string,
-        "result of this attack on this arm, before it is compared with an arm without a defence; or 'not applicable'",
+        "result of the attack on the arm, before the comparison with an arm without a defence; or 'not applicable'",
     ),
     _value("reason", _string, "why the result is 'inconclusive' or 'not measured'"),
     _value("max_similarity", _real, "maximum PSNR (dB) or share of parts of the reconstructions"),

@@ -16,12 +16,12 @@ from rayfed.registry import component
 
 @component
 class Dirichlet:
-    """Clients with equally many samples and class proportions q ~ Dir(alpha * K * p), where p are those of the data.
+    """Equally many samples per client, with class proportions q ~ Dir(alpha * K * p).
 
-    For K balanced classes this is Dir(alpha, ..., alpha), the symmetric distribution of Refiner; the alpha of Hsu et
-    al. is K times this one. Each sample is used once, so a class can run out. Its last samples are then divided at
-    random among the clients that need it, and these clients take their other samples from the remaining classes, in
-    the proportions of q.
+    K is the number of classes, and p are the class proportions of the data. For K balanced classes this is Dir(alpha,
+    ..., alpha), the symmetric distribution of Refiner; the alpha of Hsu et al. is K times this one. Each sample is used
+    once, so a class can run out. Its last samples are then divided at random among the clients that need it, and these
+    clients take their other samples from the remaining classes, in the proportions of q.
     """
 
     by_label: ClassVar[bool] = True

@@ -24,6 +24,6 @@ class Arrow(Source):
         if self.size is not None and data.sample.shape[1:] != (self.size, self.size):
             raise DataError(
                 f"data.size: the images in {self.path} are {data.sample.shape[1]}x{data.sample.shape[2]} (height x "
-                f"width) and cannot be resized; pack them again at size {self.size}"
+                f"width) and cannot be resized; pack the data set again at size {self.size}"
             )
         return data

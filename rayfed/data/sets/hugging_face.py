@@ -90,7 +90,7 @@ def _saved(folder: Path) -> list[Path]:
             f"{state} refers to '{escaping[0]}', which is not a file in the same folder; download the data set again"
         )
     if missing := [name for name in names if not (folder / name).is_file()]:
-        raise DataError(f"{folder / missing[0]} is missing, but {state} refers to it; copy the whole folder")
+        raise DataError(f"{folder / missing[0]}, which {state} refers to, is missing; copy the whole folder")
     return [folder / name for name in names]
 
 

@@ -19,7 +19,7 @@ _TESTS = ("test", "val", "valid", "validation")
 
 @component
 class ImageFolder(Source):
-    """Images in `root/train/CLASS/*` and `root/test/CLASS/*`, or in `root/CLASS/*`: PNG, JPEG, TIFF, DICOM and others.
+    """Images (PNG, JPEG, TIFF, DICOM, ...) in `root/train/CLASS/*` and `root/test/CLASS/*`, or in `root/CLASS/*`.
 
     Without `test`, the test split may be named `val`, `valid` or `validation`. Without splits, a stratified fifth is
     the test split. Files made by systems and tools, empty files and files other than images are ignored; a note counts
@@ -83,6 +83,6 @@ def _without_images(folder: Path) -> DataError:
     below = next((path for path in sorted(folder.rglob("*")) if path.is_file() and is_image(path)), None)
     other = next((path for path in sorted(folder.iterdir()) if path.is_file()), None)
     has = (
-        f"; move images out of its subfolders, such as {below}" if below else f"; the folder has {other}" * bool(other)
+        f"; move images out of the subfolders, such as {below}" if below else f"; the folder has {other}" * bool(other)
     )
     return DataError(f"{folder} has no image; expected files with an extension {', '.join(sorted(ENDINGS))}{has}")

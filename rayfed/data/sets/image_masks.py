@@ -204,7 +204,7 @@ def _in_folders(place: Path) -> list[_Pair]:
     for name, image in images.items():
         if name not in masks:
             raise DataError(
-                f"{image} has no mask: expected {place / MASKS / name}.png; add it, or remove the image "
+                f"{image} has no mask: expected {place / MASKS / name}.png; add the mask, or remove the image "
                 f"({sum(name not in masks for name in images)} of {len(images)} images have none)"
             )
     return [_Pair(*(Encoded(str(path), path) for path in (image, masks[name]))) for name, image in images.items()]

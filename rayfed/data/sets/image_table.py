@@ -110,7 +110,9 @@ class Files:
         same = [path for path in self._known.get(ends[-1] if ends else "", []) if _within(path, ends)]
         if len(same) != 1:
             found = f"{len(same)} images of that name: {', '.join(map(str, same[:3]))}" if same else "no such image"
-            raise DataError(f"{where}: '{name}', but {self._root} has {found}; write its path relative to that folder")
+            raise DataError(
+                f"{where}: '{name}', but {self._root} has {found}; write the image's path relative to that folder"
+            )
         return same[0]
 
 

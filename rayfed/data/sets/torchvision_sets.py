@@ -35,7 +35,7 @@ class TorchvisionSource(Source):
         return local_path(self.root)
 
     def missing(self, found: str) -> DataError:
-        """Return the error for missing files, with the expected files and how to provide them."""
+        """Return the error for missing files, with the expected files and advice."""
         return DataError(
             f"{found}; expected {self.layout}: set their folder (--set data.root=FOLDER), or set `download: true`"
         )

@@ -16,7 +16,7 @@ from rayfed.registry import component
 
 @dataclass(frozen=True)
 class Word:
-    """One word in a picture, with the word's spelling and position."""
+    """Word in a picture, with the word's spelling and position."""
 
     text: str
     image: Path | Image.Image

@@ -39,7 +39,7 @@ class Rendered(Reader):
     """Random seed; use different seeds for training and test."""
 
     def read(self) -> Iterator[Word]:
-        """Yield the words one by one; each is rendered when requested."""
+        """Yield the words; each word is rendered when requested."""
         font, draw = self._font(), np.random.default_rng(self.seed)
         for _ in range(self.samples):
             text = "".join(draw.choice(list(self.letters), self.length))

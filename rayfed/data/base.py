@@ -180,8 +180,7 @@ class Dataset:
         if not 0 < count < len(self.train_labels):
             raise DataError(
                 f"data.public: a share of {share:g} of {len(self.train_labels)} training samples leaves no public or "
-                "no private "
-                f"sample; choose another share"
+                "no private sample; choose another share"
             )
         public = stratified(self.groups[0], count)
         private = np.setdiff1d(np.arange(len(self.train_labels)), public, assume_unique=True)

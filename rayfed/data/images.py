@@ -82,8 +82,7 @@ def decode(images: Sequence[Encoded], size: int | None) -> np.ndarray:
         if array.shape[1] != channels and (array.shape[1], channels) != (1, 3):
             raise DataError(
                 f"images differ in channels: {image.where} has {array.shape[1]}, but another image has {channels}; "
-                "convert "
-                f"all images to the same number of channels"
+                "convert all images to the same number of channels"
             )
     depth = max(array.dtype for array in arrays)
     together = np.empty((len(arrays), channels, *arrays[0].shape[2:]), depth)
@@ -174,8 +173,7 @@ def _pillow(content: bytes) -> np.ndarray:
         if picture.has_transparency_data and _has_one_colour(pixels) and not _has_one_opacity(picture):
             raise DataError(
                 "all pixels have the same colour, because the content is in the transparency, which is ignored: save "
-                "the "
-                "image with a background"
+                "the image with a background"
             )
     return np.atleast_3d(pixels).transpose(2, 0, 1)
 

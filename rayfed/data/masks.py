@@ -63,15 +63,13 @@ def _decode(mask: Encoded) -> np.ndarray:
         if picture.mode not in _MODES:
             raise DataError(
                 f"the mask is in colour (mode {picture.mode}), but needs one class number per pixel: save the mask as "
-                "a "
-                f"greyscale PNG of class numbers, or as a PNG with a palette"
+                "a greyscale PNG of class numbers, or as a PNG with a palette"
             )
         header = content_of(mask)[: _COLOUR + 1]
         if picture.format == "PNG" and header[_DEPTH] in (2, 4) and header[_COLOUR] == 0:
             raise DataError(
                 f"the mask is a grey PNG with {header[_DEPTH]} bits, which is read as grey levels, not as class "
-                "numbers: "
-                f"save the mask with 8 bits, or with a palette"
+                "numbers: save the mask with 8 bits, or with a palette"
             )
         classes = np.array(ImageOps.exif_transpose(picture)).astype(np.int64)
     return np.where(classes == UNCOUNTED, NO_TARGET, classes)

@@ -65,8 +65,7 @@ def lock_norms(
         if block >= len(found):
             raise UserError(
                 f"key_lock: the model has no block {block}: found {len(found)} convolutions followed by a "
-                "normalisation; "
-                f"choose other `blocks`, or a model with norms (such as lenet with `norm: batch`)"
+                "normalisation; choose other `blocks`, or a model with norms (such as lenet with `norm: batch`)"
             )
         norm = model.get_submodule(found[block])
         lock = KeyLock(length, channels_of(norm), behind, common_start)

@@ -34,8 +34,7 @@ def add_lora(
     if named is None:
         raise UserError(
             "model.train.lora.targets: peft has no default for this model, so list the layers that get adapters, such "
-            "as "
-            f"{', '.join(_linear(model)[:_SHOWN])}, ..."
+            f"as {', '.join(_linear(model)[:_SHOWN])}, ..."
         )
     chosen = [path for path, _ in model.named_modules() if _is_target(path, named)]
     if not chosen:

@@ -31,9 +31,7 @@ class Passport(PrivateConv):
         super().__init__(conv, norm and without_affine(norm), common_start)
         if size < max(conv.kernel_size):
             raise UserError(
-                f"passports of {size}x{size} are smaller than the kernel {conv.kernel_size} of the convolution: "
-                "increase "
-                "`size`"
+                f"passports of {size}x{size} are smaller than the kernel {conv.kernel_size}: increase `size`"
             )
         conv.bias = None
         code = -(-conv.out_channels // 2)

@@ -37,8 +37,7 @@ def use_float32(name: str, model: nn.Module, sample: SampleSpec) -> None:
     if works and not _runs(model, sample):
         raise UserError(
             f"model '{name}' has {kinds} tensors ({shown}), but rayfed computes in float32, and the forward pass fails "
-            "in "
-            f"float32: keep all tensors in float32, or convert inputs to the type of the weights, such as "
+            "in float32: keep all tensors in float32, or convert inputs to the type of the weights, such as "
             f"`x.to(self.layer.weight.dtype)`, and not to {kinds}"
         )
     note(model, f"the model's {kinds} tensors ({shown}) were converted to float32, because rayfed computes in float32")

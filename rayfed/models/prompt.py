@@ -31,8 +31,7 @@ def add_prompt(model: nn.Module, tokens: int, shape: tuple[int, ...]) -> frozens
     if not isinstance(table, nn.Embedding):
         raise UserError(
             "model.train.prompt: a prompt needs a text model of Hugging Face (hf:FOLDER), but this is another kind of "
-            "model: "
-            "remove the prompt or change the model"
+            "model: remove the prompt or change the model"
         )
     most = places_for_tokens(model)
     if most is not None and shape[0] + tokens > most:

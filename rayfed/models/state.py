@@ -135,8 +135,7 @@ def check_finite(where: object, tensors: Named, own: Named | None = None) -> Non
         others = f", as do {len(bad) - 1} other tensors" if len(bad) > 1 else ""
         raise UserError(
             f"{where}: '{bad[0]}' has NaN or infinite values{others}. If the weights are from a training, it has "
-            "diverged: "
-            f"use weights from an earlier epoch"
+            "diverged: use weights from an earlier epoch"
         )
 
 

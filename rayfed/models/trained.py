@@ -138,8 +138,7 @@ def _chosen(model: nn.Module, written: str) -> frozenset[str]:
     if not found:
         raise UserError(
             f"model.train.layers: '{written}' matches no parameter: use patterns of parameters' names, such as "
-            "'encoder.*', "
-            f"or one of {', '.join(WORDS)}; {nearest(written, _modules(names))}"
+            f"'encoder.*', or one of {', '.join(WORDS)}; {nearest(written, _modules(names))}"
         )
     return found
 

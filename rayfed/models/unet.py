@@ -80,7 +80,6 @@ class Unet:
         if min(height, width) < 2 ** (self.levels - 1):
             raise UserError(
                 f"model unet with {self.levels} levels needs images of at least {2 ** (self.levels - 1)} pixels per "
-                "side, "
-                f"not {height}x{width}: choose fewer levels or larger images"
+                f"side, not {height}x{width}: choose fewer levels or larger images"
             )
         return UNet(channels, classes, self.width, self.levels, self.activation, self.norm)

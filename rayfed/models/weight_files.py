@@ -133,8 +133,7 @@ def _torch(file: Path) -> Any:
     if is_zipfile(file) and any(name.endswith("/constants.pkl") for name in ZipFile(file).namelist()):
         raise UserError(
             f"{file} cannot be read as weights: it is a TorchScript archive, whose code is not run. Save only the "
-            "weights: "
-            f"`torch.save(torch.jit.load('{file.name}').state_dict(), '{file.stem}-weights.pt')`"
+            f"weights: `torch.save(torch.jit.load('{file.name}').state_dict(), '{file.stem}-weights.pt')`"
         )
     with safe_globals(_of_numpy()), warnings.catch_warnings(action="ignore"):  # about pickle protocols
         try:

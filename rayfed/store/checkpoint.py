@@ -81,8 +81,7 @@ def _before(folder: RunFolder, round: int) -> History:
         last = "no round" if found is None else f"round {found.round} as the last one"
         raise RunError(
             f"{folder.url} was changed during the run: cannot save round {round}, because the folder's checkpoint has "
-            f"{last}; "
-            f"restore the folder from a copy and continue with `rayfed resume`, or launch the scenario again"
+            f"{last}; restore the folder from a copy and continue with `rayfed resume`, or launch the scenario again"
         )
     return found or History(parts={})
 
@@ -96,8 +95,7 @@ def load(folder: RunFolder) -> Checkpoint | None:
     if found is None and folder.parts("rounds"):
         raise RunError(
             f"'{folder.url}/{FOLDER}/latest.json' is missing, but the run has finished rounds: restore the file from a "
-            "copy, "
-            f"or launch the scenario again"
+            "copy, or launch the scenario again"
         )
     if found is None or found.server is None:
         return None

@@ -111,8 +111,7 @@ class Lease:
         if by is None or by.id == self.holder.id:
             raise LeaseError(
                 f"{self.files.url}: this driver lost its lease, or is a forked copy: the driver stops and writes "
-                "nothing more. "
-                f"Run `rayfed resume` when no other driver uses the run or sweep"
+                "nothing more. Run `rayfed resume` when no other driver uses the run or sweep"
             )
         raise LeaseError(
             f"{self.files.url} was taken over by {by} at {by.since}: this driver stops and has written nothing since "
@@ -149,8 +148,7 @@ def _acquire(folder: Files, mine: Holder, note: Callable[[str], None], told: boo
         if before and not before.ended and not told and _lives(folder, newest, before, note):
             raise LeaseError(
                 f"{folder.url} is in use by {before} since {before.since}: wait until that driver ends, or end its "
-                "process "
-                f"and try again"
+                "process and try again"
             )
         number = max(newest, newest_driver(folder)) + 1  # leases may be missing, for example in a copied folder
         if folder.claim(_file(number), mine.document()):

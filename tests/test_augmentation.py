@@ -199,7 +199,7 @@ model: {name: text_rnn}
 training: {augment: {flip: true}}
 federation: {rounds: 1, clients: 2}
 """
-    with pytest.raises(UserError, match=r"training\.augment crops and flips images, but data 'text' has none"):
+    with pytest.raises(UserError, match=r"training\.augment crops and flips images, but data 'text' has no images"):
         prepare(scenarios.parse(texts))
     arms = "arms: {none: [], augmented: {training: {augment: {flip: true}}}}\n"
     own, sent = runtime(scenario(arms, ""))

@@ -231,7 +231,7 @@ def test_peel_tries_labels_of_0_and_1_and_says_that_quantities_are_countless() -
     assert torch.equal(found.labels[nearest], targets)
     model, _, _, seen = observed(MeanSquaredError(), 2, 2, nn.Sigmoid())
     refused = played("peel", model, seen)
-    assert (refused.status, "numbers" in refused.message) == ("not applicable", True)
+    assert refused.status == "not applicable"
 
 
 @pytest.mark.engine

@@ -129,7 +129,7 @@ def test_no_bit_hangs_on_nodes_order_or_losses(
 
 def test_nodes_that_are_lost_again_and_again_lose_the_round() -> None:
     world = Nodes(random.Random(3), np.zeros(64, np.float32), ["a", "b"], losses=10**6, obedient=True)
-    with pytest.raises(Lost, match="gone 4 times"):
+    with pytest.raises(Lost, match="died 4 times"):
         world.totals([[i] for i in range(64)], ["a"] * 32 + ["b"] * 32)
 
 

@@ -384,7 +384,7 @@ def test_one_update_of_two_state_dicts_is_attacked(tmp_path: Path, net: Net) -> 
     (tmp_path / "no.pt").write_bytes(b"no")
     for wrong, said in {
         ("--shape", "8,8"): "give channels, height and width",
-        ("--shape", "1,8,x"): "numbers, comma-separated",
+        ("--shape", "1,8,x"): "numbers separated by commas",
         ("--mean", "0.5"): "--mean and --std",
         ("--before", str(tmp_path / "no.pt")): "no.pt",
         ("--before", str(tmp_path / "none.pt")): "none.pt",

@@ -340,7 +340,7 @@ PROMISE: dict[str, Any] = {
     "epsilon": 2.0,
     "delta": 1e-5,
     "epsilon_unit": "sample",
-    "epsilon_adjacency": "each single record (zero-out adjacency)",
+    "epsilon_adjacency": "each single sample (zero-out adjacency)",
 }
 
 

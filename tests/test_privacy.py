@@ -219,7 +219,7 @@ def test_dp_sgd_is_accounted_for_the_worst_client() -> None:
     expected = max(guarantee([Release("gaussian", 1.5, 4 * -(-n // 30), min(30, n) / n)], 1e-5).epsilon for n in sizes)
     assert row["epsilon"] == pytest.approx(expected)
     assert (row["unit"], row["accountant"], row["delta"]) == ("sample", "pld", 1e-5)
-    assert row["adjacency"] == "each single record (zero-out adjacency)"
+    assert row["adjacency"] == "each single sample (zero-out adjacency)"
 
 
 def test_shuffled_batches_gain_nothing_from_sampling() -> None:

@@ -102,7 +102,7 @@ class DpSgd(Private):
             self.released(setting, self.noise_multiplier),
             self.delta,
             unit="sample",
-            adjacency="each single record (zero-out adjacency)",
+            adjacency="each single sample (zero-out adjacency)",
             against="anyone who sees the client's updates, including the server",
             mechanism=f"Gaussian noise of {at_least(self.noise_multiplier)} times {self.bounded} in every local step, "
             + ("Poisson sampling" if poisson else "shuffled batches, no amplification by sampling"),

@@ -58,14 +58,15 @@ def legend(rows: Sequence[LeakageRow], attacks: Sequence[Row], criterion: Criter
     states = {row.state for row in rows}
     lines = []
     if "leaks" in states:
+        noun = criterion.noun
         lines.append(
-            f"LEAKS: a reconstruction reaches {limit} and beats the baseline, the best guess without the update."
+            f"LEAKS: at least one {noun} reaches {limit} and beats the baseline, the best guess without the update."
         )
     if "not reconstructed" in states:
         lines.append(_of_not_reconstructed(rows, attacks, criterion))
     if states & {"inconclusive", "not measured"}:
         lines.append("Inconclusive, not measured: the run does not show whether the arm leaks.")
-    unit = "PSNR in dB, higher is closer to the original" if criterion.modality == "pixels" else "Shares recovered"
+    unit = "PSNR in dB, higher is closer" if criterion.modality == "pixels" else "Shares recovered"
     return [*lines, f"{unit}. {_of_labels(rows, attacks)}".strip()]
 
 

@@ -362,7 +362,7 @@ def test_what_hugging_face_saves_is_read_without_it(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"data-00001-of-00002.arrow cannot be read: .* expected a complete Arrow file"):
         audited(tmp_path / "two")
     (tmp_path / "two" / "test" / "data-00001-of-00002.arrow").unlink()
-    with pytest.raises(DataError, match=r"data-00001-of-00002.arrow is missing, .*.*state.json refers to it"):
+    with pytest.raises(DataError, match=r"data-00001-of-00002.arrow.*state.json"):
         audited(tmp_path / "two")
     (tmp_path / "one" / "state.json").write_text('{"_data_files": [{"filename": "../two/train/x.arrow"}]}')
     with pytest.raises(DataError, match="is not a file in the same folder"):

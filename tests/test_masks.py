@@ -137,11 +137,11 @@ def test_masks_are_resized_with_their_images_by_the_nearest_pixel(tmp_path: Path
         (lambda root: (root / "masks" / "3.png").unlink(), r"images.3\.png has no mask: expected .*masks.3\.png"),
         (
             lambda root: (root / "masks" / "3.png").write_bytes(png(classes_of(1, 3, 8)[0])),
-            r"3\.png is 3x8, but its image .*3\.png is 6x8 \(height x width\)",
+            r"3\.png is 3x8, but image .*3\.png is 6x8 \(height x width\)",
         ),
         (
             lambda root: (root / "masks" / "3.png").write_bytes(png(random_images(6, 8, 3))),
-            r"masks.3\.png: it is in colour \(mode RGB\)",
+            r"masks.3\.png: the mask is in colour \(mode RGB\)",
         ),
         (
             lambda root: (root / "masks" / "3.png").write_bytes(encoded(Image.fromarray(classes_of(1)[0]), "JPEG")),
@@ -149,7 +149,7 @@ def test_masks_are_resized_with_their_images_by_the_nearest_pixel(tmp_path: Path
         ),
         (
             lambda root: Image.fromarray(classes_of(1)[0]).save(root / "masks" / "3.png", bits=2),
-            r"masks.3\.png: it is a grey PNG with 2 bits, which is read as grey levels",
+            r"masks.3\.png: the mask is a grey PNG with 2 bits, which is read as grey levels",
         ),
         (lambda root: (root / "masks" / "3.png").write_bytes(b"no image"), r"masks.3\.png is not an image"),
         (lambda root: written(root, 255 * classes_of(10, classes=2)), "only class 0 and 255, which is ignored"),
@@ -346,7 +346,7 @@ def scenario(root: Path, **changes: Any) -> dict[str, Any]:
     ("changes", "message"),
     [
         ({"loss": {"name": "cross_entropy"}}, "has one label per position: set `loss: place_cross_entropy`"),
-        ({"model": {"name": "lenet"}}, r"'lenet' returns \(3,\) for samples with \(6, 8\) places"),
+        ({"model": {"name": "lenet"}}, r"'lenet' returns \(3,\) for samples with \(6, 8\) positions"),
         (
             {"partition": {"name": "dirichlet", "alpha": 1.0}},
             "the labels of data 'image_masks'",

@@ -167,7 +167,7 @@ def test_the_heaviest_sum_does_not_overflow_and_heavier_ones_are_refused() -> No
     [
         ({"threshold": 2}, "2 is not more than half of 5.* set 3 or more"),
         ({"threshold": 6}, "in a round of 5 clients there are only 5"),
-        ({"dropouts": Dropouts(mask=4, reveal=2)}, "more than the 5 clients"),
+        ({"dropouts": Dropouts(mask=4, reveal=2)}, "the 5 clients"),
     ],
 )
 def test_what_cannot_be_is_refused(parameters: dict[str, Any], message: str) -> None:

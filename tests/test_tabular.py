@@ -95,7 +95,7 @@ def test_classes_are_named_by_their_whole_numbers(tmp_path: Path) -> None:
         (
             "a,b\n" + "".join(f"{i},{i % 2}\n" for i in range(5000)) + "?,0\n",
             "b",
-            "it has numbers and '.': write missing",
+            "the column has numbers and '.'",
         ),
         ("a,b\n1,x\n2,y\n", "c", "has no column 'c'"),
         ("a,b\n1,x\n2,x\n", "b", "at least two classes"),
@@ -140,10 +140,10 @@ def test_what_is_missing_is_filled_and_noted(tmp_path: Path) -> None:
     trained = torch.from_numpy(data.train_images[np.arange(len(data.train_labels))]).float() / 255
     known = age.values(data.sample.split(trained)[0])
     filled = float(np.median([v for v in range(1, 40) if v in known.round().int().tolist()]))
-    assert data.remarks == (
-        f"column 'age' lacks 1 of 40 values: replaced by the median of the training rows, {filled:.4g}",
-        "column 'town' has 10 missing values in 40 rows: missing values become the category (missing)",
-    )
+    of_age, of_town = data.remarks
+    assert "'age': 1 of 40" in of_age
+    assert f"{filled:.4g}" in of_age
+    assert "'town': 10 of 40" in of_town
 
 
 def test_a_column_that_numbers_or_names_rows_is_noted(tmp_path: Path) -> None:

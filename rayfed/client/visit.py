@@ -1,4 +1,4 @@
-"""One client of a round, whose work the simulation of an attack repeats from the same random seeds."""
+"""Local work of one client in one round, seeded so that the simulation of an attack can rerun it exactly."""
 
 from __future__ import annotations
 

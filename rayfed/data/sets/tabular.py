@@ -332,7 +332,7 @@ def _filled(name: str, values: np.ndarray, trained: np.ndarray) -> tuple[np.ndar
     missing = np.isnan(values) if values.dtype.kind == "f" else np.array([value is None for value in values])
     if not missing.any():
         return values, ""
-    said = f"column '{name}' has {int(missing.sum())} missing values in {len(values)} rows"
+    said = f"column '{name}': {int(missing.sum())} of {len(values)} values are missing"
     if values.dtype.kind != "f":
         return np.where(missing, _MISSING, values).astype(str), f"{said}: missing values become the category {_MISSING}"
     known = values[trained][~missing[trained]]

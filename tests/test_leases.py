@@ -222,7 +222,8 @@ def test_the_lease_of_a_dead_process_is_taken_over_at_once(folder: RunFolder) ->
     with holding(folder, notes.append) as held:
         assert held.token == 2
         assert notes == [
-            f"process {process.pid} on {lease.Holder().host}, the previous driver, has died or does not respond: this driver continues"
+            f"process {process.pid} on {lease.Holder().host}, the previous driver, has died or does not respond: this "
+            "driver continues"
         ]
         with pytest.raises(LeaseError, match=f"in use by process {lease.Holder().pid} "), holding(folder, print):
             pass

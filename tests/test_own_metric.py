@@ -77,7 +77,7 @@ view.finished("report.html")
 print(json.dumps({
     "column": run.attacks["gloom"].to_pylist(),
     "mean": outcome["gloom"],
-    "worst": outcome["gloom_worst"],
+    "worst": outcome["min_gloom"],
     "share": [row["share"] for row in run.success_rates("gloom", thresholds=[0.3]).to_pylist()],
     "bound": str(found.bounds[0]),
     "missed": found.chosen.meets,
@@ -136,7 +136,7 @@ def test_it_is_told_wherever_ours_are(told: dict[str, Any]) -> None:
 
 @pytest.mark.engine
 def test_it_is_exported(told: dict[str, Any]) -> None:
-    assert {"gloom", "gloom_worst"} <= set(told["csv"].partition("\n")[0].split(","))
+    assert {"gloom", "min_gloom"} <= set(told["csv"].partition("\n")[0].split(","))
     assert " gloom |" in told["markdown"]
     assert "0.375" in told["markdown"]
 

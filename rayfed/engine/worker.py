@@ -89,7 +89,7 @@ class ClientWorker(ClientRuntime):
         attack = self.scenario.attacks[index]
         name = next(iter(self.specs))
         arm = self.arm(name)
-        victims = plan.victims(self.scenario, attack, min(attack.rounds), self.parts.sizes)[: attack.victims_per_call]
+        victims = plan.victims(self.scenario, attack, min(attack.rounds, default=0), self.parts.sizes)[: attack.victims_per_call]
         try:
             _, observations, _ = self.observe(name, Sent(0, arm.weights, arm.buffers), victims, attack, {}, 0)
         except UserError:

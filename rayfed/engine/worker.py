@@ -89,7 +89,8 @@ class ClientWorker(ClientRuntime):
         attack = self.scenario.attacks[index]
         name = next(iter(self.specs))
         arm = self.arm(name)
-        victims = plan.victims(self.scenario, attack, min(attack.rounds, default=0), self.parts.sizes)[: attack.victims_per_call]
+        first = min(attack.rounds, default=0)
+        victims = plan.victims(self.scenario, attack, first, self.parts.sizes)[: attack.victims_per_call]
         try:
             _, observations, _ = self.observe(name, Sent(0, arm.weights, arm.buffers), victims, attack, {}, 0)
         except UserError:

@@ -27,8 +27,10 @@ from typing import Any
 from benchmarks import planted_keys as keys
 from benchmarks.planted_defences import CONTROLS
 from rayfed import registry
-from rayfed.analysis.audit import UNDEFENDED, Criterion, Finding, called, findings, played_by
-from rayfed.analysis.summary import Row
+from rayfed.analysis.audit import UNDEFENDED, called, played_by
+from rayfed.evidence.criteria import Criterion
+from rayfed.evidence.findings import Finding, findings
+from rayfed.evidence.rows import Row
 from rayfed.samples import held
 
 MODELS, DEFENCES = "benchmarks.planted_models", "benchmarks.planted_defences"

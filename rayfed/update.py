@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayfed import hidden
 from rayfed.errors import UserError
+from rayfed.reasons import Reason
 from rayfed.samples import SampleSpec
 
 Named = dict[str, Tensor]
@@ -106,15 +106,18 @@ Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 class Sealed(Protocol):
     """Protocol of hidden updates: a client's update as a secure channel encrypts or masks it."""
 
-    unreadable: ClassVar[str]
-    """Reason why an attacker cannot read the update, in words."""
+    unreadable: ClassVar[Reason]
+    """Reason why an attacker cannot read the update."""
+    message: ClassVar[str]
+    """The same reason, as text for the tables."""
 
 
 @dataclass(frozen=True)
 class Encrypted:
     """Sum of the encrypted updates of one or more clients, as the server sees it."""
 
-    unreadable: ClassVar[str] = hidden.ENCRYPTED
+    unreadable: ClassVar[Reason] = Reason.ENCRYPTED
+    message: ClassVar[str] = "the update is encrypted: the attacker sees a ciphertext, not a gradient"
 
     round: int
     shares: tuple[Share, ...]
@@ -139,7 +142,8 @@ class Encrypted:
 class Masked:
     """Sum of some clients' weighted, masked updates as integers. The masks cancel only in the sum of all clients."""
 
-    unreadable: ClassVar[str] = hidden.MASKED
+    unreadable: ClassVar[Reason] = Reason.MASKED
+    message: ClassVar[str] = "the update is masked: without the other clients' shares it is uniform noise"
 
     round: int
     clients: tuple[int, ...]

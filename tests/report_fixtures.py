@@ -107,7 +107,7 @@ def _attacked(
 def _scores(true: torch.Tensor, guess: torch.Tensor, label: int, sample: int, attack: str) -> dict[str, Any]:
     mse = float(((true - guess) ** 2).mean())
     return {
-        "batch_size": BATCH, "observes": "gradient", "knowledge": "labels" if attack == "idlg" else "",
+        "batch_size": BATCH, "observes": "gradient", "knowledge": ["labels"] if attack == "idlg" else "",
         "true_label": label, "label": label if sample or attack == "idlg" else (label + 1) % 10,
         "label_accuracy": 1.0 if attack == "idlg" else 0.75,
         "mse": mse, "psnr": -10 * math.log10(mse), "ssim": math.exp(-12 * mse), "objective": mse,

@@ -49,7 +49,7 @@ def attacked(arm: str, attack: str, sample: int = 0, **scores: Any) -> dict[str,
     """Return a row of the table `attacks`."""
     return {
         "arm": arm, "round": 0, "attack": attack, "victim": 1, "repeat": 0, "sample": sample, "batch_size": 2,
-        "observes": "gradient", "knowledge": "defence,code", "label_accuracy": 1.0, "seconds": 3.0, "status": "ok",
+        "observes": "gradient", "knowledge": ["defence", "code"], "label_accuracy": 1.0, "seconds": 3.0, "status": "ok",
         "above_baseline": 5.0, "identified": 1.0, "fit": 1e-6, **scores,
     }  # fmt: skip
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from rayfed.hidden import UNREHEARSED
 from rich.console import Console
 from torch import Tensor, nn
 
@@ -43,7 +44,6 @@ from rayfed.engine.local import LocalExecutor, local
 from rayfed.engine.progress import AuditProgress, Progress
 from rayfed.engine.rehearsing import Pace, Trial
 from rayfed.errors import ClientError, ResourceError, UserError
-from rayfed.hidden import UNREHEARSED
 from rayfed.models.build import build_model
 from rayfed.models.describe import described
 from rayfed.report.terminal_run import RunView
@@ -85,7 +85,7 @@ def row(arm: str, batch: int, psnr: float | None, attack: str = "a", **more: Any
         "distortion": 0.0,
         "above_baseline": 5.0,
         "identified": 1.0,
-        "knowledge": "",
+        "knowledge": [],
         "fit": 1e-6,
     }
     usual |= {"status": "ok" if psnr is not None else "not applicable", "message": ""}
@@ -535,7 +535,7 @@ def test_batches_do_not_lend_each_other_their_leaks() -> None:
 def test_one_sentence_names_states_batches_and_the_attack() -> None:
     rows = [
         row("none", 1, 30.0), row("none", 4, 40.0), row("none", 16, None, message="no head"),
-        row("x", 1, 36.0, "dlg batch 1, adaptive", knowledge="defence,code"), row("x", 1, 20.0, sample=1),
+        row("x", 1, 36.0, "dlg batch 1, adaptive", knowledge=["defence", "code"]), row("x", 1, 20.0, sample=1),
         row("x", 4, 8.0), row("x", 16, None, message="no head"),
     ]  # fmt: skip
     found = [f for f in audit.findings(rows, IMAGES) if f.arm == "x"]
@@ -556,8 +556,8 @@ def test_a_leak_hardly_above_guessing_says_how_far() -> None:
 def test_a_finding_keeps_the_closest_of_each_twin() -> None:
     rows = [
         row("x", 1, 12.0),
-        row("x", 1, 16.0, knowledge="defence,code"),
-        row("x", 1, 14.0, knowledge="defence,code,labels"),
+        row("x", 1, 16.0, knowledge=["defence", "code"]),
+        row("x", 1, 14.0, knowledge=["defence", "code", "labels"]),
     ]
     [found] = audit.findings(rows, IMAGES)
     assert found.closest == {"non-adaptive": 12.0, "adaptive": 16.0, "adaptive, with labels": 14.0}
@@ -1330,7 +1330,7 @@ def test_an_attack_for_which_there_was_no_time_is_not_measured() -> None:
     told = audit.sentence(found, IMAGES)
     leaking = [f for f in audit.findings([*bare, here | {"psnr": 20.0}, late], IMAGES) if f.arm == "x"]
     assert leaking[0].state == "leaks"
-    told = here | {"attack": "analytic batch 1, adaptive", "knowledge": "defence,code"}
+    told = here | {"attack": "analytic batch 1, adaptive", "knowledge": ["defence", "code"]}
     [f for f in audit.findings([*bare, here, told, late], IMAGES) if f.arm == "x"]
     [nothing] = [f for f in audit.findings([*bare, late], IMAGES) if f.arm == "x"]
     assert nothing.state == "not measured"

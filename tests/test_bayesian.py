@@ -56,7 +56,7 @@ def test_they_are_columns_of_a_score() -> None:
 def scored(arm: str, repeat: int, mse: float, bp_ki: float) -> dict[str, object]:
     return {
         "arm": arm, "round": 0, "attack": "dlg", "victim": 1, "repeat": repeat, "sample": 0, "batch_size": 1,
-        "observes": "gradient", "knowledge": "", "mse": mse, "psnr": 10.0, "ssim": None, "lpips_alex": None,
+        "observes": "gradient", "knowledge": [], "mse": mse, "psnr": 10.0, "ssim": None, "lpips_alex": None,
         "lpips_vgg": None, "noise_ratio": None, "bp_ki": bp_ki, "bp_ki_posterior": None, "label_accuracy": repeat % 2,
         "iterations": 1, "seconds": 1.0, "status": "ok", "message": "",
     }  # fmt: skip

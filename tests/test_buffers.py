@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rayfed.analysis.audit import Criterion, findings
 from rayfed.attacks.base import Reconstruction
 from rayfed.attacks.buffers import Buffers
-from rayfed.hidden import UNSOLVED
+from rayfed.evidence.criteria import Criterion
+from rayfed.evidence.findings import findings
+from rayfed.reasons import Reason
 from rayfed.update import LocalTraining
 from tests.attack_fixtures import observe, psnr, seeded
 from tests.test_audit import row
@@ -82,12 +83,14 @@ def test_buffers_that_hold_a_sample_and_were_not_solved_are_no_answer() -> None:
     images, labels = digits(1, 1)
     model = nn.Sequential(nn.Flatten(), Code(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     result = behind_noise(model, images, labels)
-    assert (result.status, UNSOLVED in result.message) == ("diverged", True)
+    assert (result.status, result.reason) == ("diverged", Reason.BUFFERS_NOT_SOLVED)
     seen = model[1].seen
     read = (seen - torch.cat([torch.zeros(1), seen[:-1]])) % 17 / 15
     assert psnr(read.view_as(images), images) > 25
-    rows = [row("none", 1, 30.0), row("noise", 1, 8.0, identified=0.0, knowledge="defence,code")]
-    told = row("noise", 1, 8.0, "buffers", identified=0.0, status="diverged", message=result.message)
+    rows = [row("none", 1, 30.0), row("noise", 1, 8.0, identified=0.0, knowledge=["defence", "code"])]
+    told = row(
+        "noise", 1, 8.0, "buffers", identified=0.0, status="diverged", message=result.message, reason=result.reason
+    )
     criterion = Criterion.of("pixels", None)
     for more, state in (([], "not reconstructed"), ([told], "inconclusive")):
         [found] = [one for one in findings([*rows, *more], criterion, closed=["buffers"]) if one.arm == "noise"]

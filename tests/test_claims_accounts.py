@@ -19,7 +19,6 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from rayfed import gradients, registry
-from rayfed.analysis.audit import Criterion
 from rayfed.analysis.figures import grid, said
 from rayfed.analysis.formats import in_words
 from rayfed.analysis.pareto import front
@@ -33,6 +32,7 @@ from rayfed.defences.dp_sgd import DpSgd
 from rayfed.defences.noise import LocalNoise
 from rayfed.engine.inputs import Inputs, prepare
 from rayfed.errors import UserError
+from rayfed.evidence.criteria import Criterion
 from rayfed.gradients import weights_of
 from rayfed.models.private import without
 from rayfed.privacy.accountant import Method, Release, guarantee

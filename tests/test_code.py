@@ -26,7 +26,7 @@ from rayfed.defences.base import Defence, Task
 from rayfed.engine.inputs import Inputs, prepare
 from rayfed.engine.worker import ClientWorker
 from rayfed.gradients import flatten, unflatten
-from rayfed.hidden import UNREHEARSED
+from rayfed.reasons import Reason
 from rayfed.registry import component
 from rayfed.update import Named, Update
 from tests.attack_fixtures import psnr
@@ -526,7 +526,7 @@ def test_a_row_says_that_the_code_could_not_be_run() -> None:
     seen, _ = observed({"name": f"{__name__}:Picky"})
     assert torch.equal(flatten(undone(seen).update), flatten(seen.update))
     guess = noted(not_applicable(seen, "as it is"), seen)
-    assert guess.message.startswith(f"as it is; {UNREHEARSED}")
+    assert guess.reason == Reason.CODE_NOT_RUN
     assert "all samples are black" in guess.message
 
 

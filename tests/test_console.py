@@ -53,7 +53,7 @@ def attacked(psnr: float, arm: str = "none", attack: str = "dlg") -> dict[str, A
         "round": 0,
         "observes": "gradient",
         "sample": 0,
-        "knowledge": "",
+        "knowledge": [],
         "above_baseline": 5.0,
         "identified": 1.0,
         "fit": 1e-6,

@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import jsonschema
 import pytest
@@ -16,8 +16,8 @@ import typer
 import yaml
 
 from rayfed import registry
-from rayfed.analysis.audit import State
 from rayfed.cli import app
+from rayfed.evidence.findings import State
 from rayfed.scenario import json_schema
 from tests.conftest import REPOSITORY
 
@@ -106,7 +106,7 @@ def test_entries_of_the_changelog_are_short() -> None:
 def test_the_glossary_has_every_verdict() -> None:
     page = (REPOSITORY / "docs" / "glossary.md").read_text()
     terms = {term.lower() for term in re.findall(r"^\*\*([^*]+?)\.?\*\*", page, re.MULTILINE)}
-    assert terms >= set(get_args(State))
+    assert terms >= set(State)
 
 
 def test_every_scenario_has_a_question() -> None:

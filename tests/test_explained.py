@@ -294,7 +294,7 @@ def test_a_sample_that_a_few_others_hide_is_not_acquitted(model: str, few: bool)
         fit, fits, nats = fit_of(images, labels, seen, worker.arm("none").model)
         found = Reconstruction(images, labels, fit=fit, fits=fits, nats=nats)
         [scored] = worker.score([truth], [found], False, *asked)
-        call = {"arm": "none", "batch_size": 2, "victim": 1, "attack": "a", "knowledge": "", "status": "ok"}
+        call = {"arm": "none", "batch_size": 2, "victim": 1, "attack": "a", "knowledge": [], "status": "ok"}
         return [row | call | {"message": ""} for row in scored.rows]
 
     others = rows(1 - truth.inputs if few else truth.inputs.flip(3))
@@ -332,7 +332,7 @@ def test_a_text_that_another_hides_is_not_acquitted() -> None:
         fit, fits, nats = fit_of(texts, truth.labels, seen, worker.arm("none").model)
         answer = Reconstruction(texts, truth.labels, fit=fit, fits=fits, nats=nats)
         [[row]] = (scored.rows for scored in worker.score([truth], [answer], False, *asked))
-        call = {"arm": "none", "batch_size": 1, "victim": 1, "attack": "a", "knowledge": "", "status": "ok"}
+        call = {"arm": "none", "batch_size": 1, "victim": 1, "attack": "a", "knowledge": [], "status": "ok"}
         return row | call | {"message": ""}
 
     other, same = found(truth.inputs ^ 1), found(truth.inputs)

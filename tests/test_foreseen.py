@@ -9,7 +9,6 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from rayfed.analysis.audit import NO_CODE
 from rayfed.analysis.loading import Run
 from rayfed.cli import app
 from rayfed.defences.base import Defence, Task, UpdateMethod
@@ -18,7 +17,7 @@ from rayfed.engine.foreseen import unreachable, unused_code
 from rayfed.engine.inputs import prepare
 from rayfed.engine.local import local
 from rayfed.engine.progress import Progress, SweepProgress
-from rayfed.hidden import UNUSED
+from rayfed.reasons import Reason
 from rayfed.registry import component
 from rayfed.scenario import Scenario, parse
 from rayfed.update import Update
@@ -80,7 +79,8 @@ def test_an_own_defence_of_which_attacks_do_not_use_all_is_told_of_before_the_ru
     own = ("arms={none: [], own: ['tests.test_foreseen:Levels']}",)
     inputs = prepare(given(INFORMED, changes=own))
     [said] = unreachable(inputs.scenario, unused_code(inputs))
-    assert said == f"own: the verdict can only be LEAKS or NOT MEASURED, because {UNUSED}: noise takes few values"
+    assert said.startswith("own: ")
+    assert unused_code(inputs)["own", "informed"].reason == Reason.CODE_PARTLY_USED
     inputs = prepare(given(INFORMED))
     assert unreachable(inputs.scenario, unused_code(inputs)) == []
 
@@ -100,7 +100,7 @@ def test_the_run_ends_as_was_said_before_it(tmp_path: Path) -> None:
     folder = runs.launch(given(), str(tmp_path), local, noted)
     assert noted.notes[0] == unreachable(given())[0]
     verdicts = {verdict.arm: verdict for verdict in Run(folder).verdicts()}
-    assert (verdicts["none"].state, NO_CODE in verdicts["noise"].sentence) == ("leaks", True)
+    assert (verdicts["none"].state, verdicts["noise"].reasons) == ("leaks", {Reason.NO_ADAPTIVE_ATTACK})
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,6 @@ from scipy.stats import t
 from typer.main import get_command
 
 from rayfed import scenario as scenarios
-from rayfed.analysis import named_labels
 from rayfed.analysis.baseline import Change, changes, updates
 from rayfed.analysis.gate import (
     BY_LUCK,
@@ -39,8 +38,7 @@ from rayfed.analysis.gate import (
     boundable,
     parsed,
 )
-from rayfed.analysis.named_labels import LUCK
-from rayfed.analysis.verdicts import NOTHING_REBUILT, UNTOLD
+from rayfed.analysis.verdicts import NOTHING_REBUILT
 from rayfed.cli import app
 from rayfed.cli.gate import _arm as named_arm
 from rayfed.engine import runs
@@ -48,10 +46,13 @@ from rayfed.engine.local import local
 from rayfed.engine.progress import Progress
 from rayfed.engine.replaying import Recorded
 from rayfed.errors import Killed, UserError
-from rayfed.hidden import UNUSED
+from rayfed.evidence import labels as named_labels
+from rayfed.evidence.labels import LUCK
 from rayfed.metrics.known import default_names
 from rayfed.metrics.labels import even_guess, label_accuracy
+from rayfed.reasons import Reason
 from rayfed.report.gate import Gated, Ruling, read_document, schema
+from rayfed.report.text.reasons import REASONS
 from rayfed.store.schemas import UNPLAYED
 from tests.conftest import REPOSITORY
 from tests.result_fixtures import small_sweep
@@ -69,7 +70,7 @@ PSNR, LPIPS = Bound("psnr", 15.0), Bound("lpips_alex", 0.3)
 
 def row(arm: str, psnr: float | None = None, attack: str = "a", batch: int = 1, **more: Any) -> dict[str, Any]:
     usual: dict[str, Any] = {"round": 0, "victim": 0, "sample": 0, "repeat": 0, "true_label": 1}
-    usual |= {"knowledge": "defence,code", "fit": 1e-6}
+    usual |= {"knowledge": ["defence", "code"], "fit": 1e-6}
     usual |= {"above_baseline": 5.0, "identified": 1.0, "status": "ok", "message": "", "observes": "gradient"}
     return usual | {"arm": arm, "attack": attack, "batch_size": batch, "psnr": psnr} | more
 
@@ -146,7 +147,7 @@ def test_a_passed_check_says_what_else_was_read() -> None:
     """A bound is on whole rows; columns and labels may be read all the same."""
     scenario = SCENARIO | {"metrics": {"names": default_names("records")}}
     parts = {"parts_baseline": 0.2, "parts_evidence": 10.0}
-    labels = {"label_accuracy": 1.0, "label_baseline": 0.5, "knowledge": "defence,code"}
+    labels = {"label_accuracy": 1.0, "label_baseline": 0.5, "knowledge": ["defence", "code"]}
 
     def record(arm: str, share: float, sample: int = 0, label: int = 0) -> dict[str, Any]:
         read = {"parts_recovered": share, "feature_accuracy": share, "sample": sample, "true_label": label}
@@ -217,10 +218,10 @@ def test_nothing_passes_that_nothing_shows() -> None:
 def test_what_was_recorded_never_passes_and_a_distance_that_may_be_a_mistake_is_told() -> None:
     arms = {"none": [], "x": [{"name": f"{Recorded.__module__}:{Recorded.__name__}"}]}
     for far, told in ((0.6, True), (0.4, False)):
-        rows = [row("none", 40.0, distortion=0.0), row("x", 9.0, knowledge="labels", distortion=far)]
+        rows = [row("none", 40.0, distortion=0.0), row("x", 9.0, knowledge=["labels"], distortion=far)]
         [check] = Played(SCENARIO | {"arms": arms}, rows, []).checks([PSNR], ["x"])
         assert (check.state, f"{far:g} of their norm" in check.reason) == ("inconclusive", told)
-        assert UNTOLD in check.reason
+        assert REASONS[Reason.DEFENCES_UNKNOWN] in check.reason
 
 
 def test_a_distance_is_passed_from_below() -> None:
@@ -250,7 +251,7 @@ def labels_of(arm: str, found: Sequence[float], attack: str = "a", batch: int = 
 
 
 def test_labels_that_were_given_are_not_found() -> None:
-    given = {"knowledge": "defence,code,labels"}
+    given = {"knowledge": ["defence", "code", "labels"]}
     rows = [*labels_of("none", [1] * 8), *labels_of("x", [1, 0] * 4), *labels_of("x", [1] * 8, "b", **given)]
     assert states(LABELS, *rows) == {"none": "failed", "x": "passed"}
     assert states(LABELS, *rows, *labels_of("y", [1] * 8, above_baseline=-1.0))["y"] == "failed"
@@ -368,11 +369,11 @@ def test_what_has_no_label_to_compare_is_no_answer() -> None:
 def test_the_budget_stands_beside_a_passed_check() -> None:
     """0 % after next to no search says next to nothing."""
     bare = labels_of("none", [1] * 8, batch=2)
-    rows = labels_of("x", [0] * 8, "idlg batch 2, adaptive", 2, iterations=2, seconds=0.5)
+    rows = labels_of("x", [0] * 8, "idlg batch 2, adaptive", 2, iterations=2, seconds=0.5, group="idlg")
     rows[0]["iterations"] = 1
     same = [one | {"attack": "a", "iterations": 0, "seconds": 1.0} for one in rows]
 
-    given = [one | {"attack": "g", "knowledge": "labels", "iterations": 4800} for one in rows]
+    given = [one | {"attack": "g", "knowledge": ["labels"], "iterations": 4800} for one in rows]
     absent = [one | {"attack": "n", "status": "not applicable", "seconds": 400.0} for one in rows]
 
     def said(*rows: dict[str, Any], **scenario: Any) -> str:
@@ -493,7 +494,7 @@ def test_no_membership_passes_for_attackers_who_do_not_know_the_defence() -> Non
         spec = {"name": "membership", "label": "m", "knowledge": ["candidates", *more]}
         [check] = Played(SCENARIO | {"attacks": [spec]}, [], [bare, scored("x", 0.01)]).checks([bound], ["x"])
         assert (check.state, check.reason) == ("inconclusive", NOT_ADAPTIVE)
-    unused = scored("x", 0.01, message=f"{UNUSED}: noise takes few values")
+    unused = scored("x", 0.01, reason=Reason.CODE_PARTLY_USED, message="noise takes few values")
     assert of_members(bound, bare, unused)["x"].reason == unused["message"]
     blind = [scored(arm, apart, attack="non-adaptive") for arm, apart in (("none", 0.3), ("x", 0.01))]
     weak = [scored(arm, 0.0) for arm in ("none", "x")]

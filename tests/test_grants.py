@@ -343,7 +343,7 @@ assert "torch" not in sys.modules
 )
 def test_reports_say_what_is_granted_in_its_own_words(name: str, words: str) -> None:
     """Code that a table names is not imported: it may be anybody's."""
-    row = {"batch_size": 4, "observes": "shown", "knowledge": f"labels,{name}"}
+    row = {"batch_size": 4, "observes": "shown", "knowledge": ["labels", name]}
     assert setting([row]) == f"the shown update or mixture of 4 samples and the labels and {words}"
 
 

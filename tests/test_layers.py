@@ -24,13 +24,14 @@ from tests.conftest import REPOSITORY
 FLOORS = (
     "rayfed.samples rayfed.update rayfed.gradients rayfed.objective rayfed.registry rayfed.seeds rayfed.errors"
     " rayfed.documents rayfed.questions rayfed.subsets rayfed.files rayfed.shipped rayfed.losses"
-    " rayfed.version rayfed.memory rayfed.hidden rayfed.user_exits rayfed.number_types"
+    " rayfed.version rayfed.memory rayfed.reasons rayfed.user_exits rayfed.number_types"
     " rayfed.vectorised rayfed.modules rayfed.simulated_gpus"
     " rayfed.arrays rayfed.targets rayfed.recording_checks",
     "rayfed.models rayfed.data rayfed.crypto rayfed.privacy rayfed.metrics rayfed.store",
     # channels, over which rules go; they know no rule
     "rayfed.protections",
-    "rayfed.attacks rayfed.defences rayfed.aggregation rayfed.poisoning rayfed.scenario rayfed.analysis"
+    "rayfed.attacks rayfed.defences rayfed.aggregation rayfed.poisoning rayfed.scenario rayfed.evidence"
+    " rayfed.report.text rayfed.analysis"
     " rayfed.recording",
     "rayfed.client rayfed.report rayfed.reproductions rayfed.integrations",
     "rayfed.engine rayfed.pretraining",
@@ -44,7 +45,7 @@ floors; from its own floor only what `ARROWS` has. A new room is to be named her
 
 ARROWS = {
     # an attacker knows what samples are
-    "rayfed.update": {"rayfed.errors", "rayfed.hidden", "rayfed.samples"},
+    "rayfed.update": {"rayfed.errors", "rayfed.reasons", "rayfed.samples"},
     # what users give in place of tensors
     "rayfed.arrays": {"rayfed.errors", "rayfed.update"},
     "rayfed.targets": {"rayfed.arrays", "rayfed.errors", "rayfed.losses"},
@@ -74,6 +75,15 @@ ARROWS = {
     # a defence on the server's side is a rule of aggregation; malicious clients meet both
     "rayfed.defences": {"rayfed.aggregation.base", "rayfed.aggregation.fedavg", "rayfed.aggregation.noisy_sum"},
     "rayfed.poisoning": {"rayfed.aggregation.weighted_sum", "rayfed.defences.base"},
+    "rayfed.report.text": {"rayfed.evidence.criteria", "rayfed.evidence.findings", "rayfed.evidence.labels"},
+    "rayfed.analysis": {
+        "rayfed.evidence.criteria",
+        "rayfed.evidence.findings",
+        "rayfed.evidence.labels",
+        "rayfed.evidence.rows",
+        "rayfed.report.text.findings",
+        "rayfed.report.text.reasons",
+    },
     # other frameworks' clients have defences, too
     "rayfed.integrations": {"rayfed.client.defending"},
     # an update is looked over as it is recorded
@@ -138,6 +148,9 @@ def own_imports() -> list[Import]:
 
 
 def room(module: str) -> str:
+    within = ".".join(module.split(".")[:3])
+    if within in LEVELS:
+        return within
     return ".".join(module.split(".")[: 2 if module.startswith("rayfed.") else 1])
 
 

@@ -272,7 +272,7 @@ def test_attacks_on_classes_say_why_they_do_not_apply_and_the_audit_says_not_mea
     assert refused.status == "not applicable"
     row = {
         "arm": "none", "attack": "two_images batch 1, blind", "victim": 0, "sample": 0, "round": 0, "batch_size": 1,
-        "knowledge": "", "status": refused.status, "message": refused.message, "psnr": None, "above_baseline": None,
+        "knowledge": [], "status": refused.status, "message": refused.message, "psnr": None, "above_baseline": None,
         "identified": None, "true_label": None,
     }  # fmt: skip
     said = sentence(findings([row], Criterion.of("pixels", None)), Criterion.of("pixels", None))
@@ -299,7 +299,7 @@ def test_an_error_of_targets_stands_beside_that_of_a_guess() -> None:
     [row] = scorer.score(image, number, image, number)
     assert (row["target_error"], row["target_baseline"]) == (0.0, 0.25)
     row |= {
-        "arm": "none", "attack": "analytic batch 1, blind", "victim": 0, "round": 0, "batch_size": 1, "knowledge": "",
+        "arm": "none", "attack": "analytic batch 1, blind", "victim": 0, "round": 0, "batch_size": 1, "knowledge": [],
         "status": "ok", "message": "", "above_baseline": 10.0, "identified": 1.0,
     }  # fmt: skip
     [found] = findings([row], Criterion.of("pixels", None))

@@ -85,8 +85,8 @@ def test_an_attacker_with_the_code_has_to_explain_every_sample(
 def test_an_attacker_with_the_code_has_to_work_and_to_meet_all_samples_of_a_batch_size(tmp_path: Path) -> None:
     document = {"arms": {"none": [], "noise": ["gaussian"]}}
     far = {"psnr": 8.0, "above_baseline": -5.0, "identified": 0.0}
-    blind = [attacked("none", "dlg", i, psnr=60.0, knowledge="") for i in (0, 1)]
-    blind += [attacked("noise", "dlg", i, knowledge="", **far) for i in (0, 1)]
+    blind = [attacked("none", "dlg", i, psnr=60.0, knowledge=[]) for i in (0, 1)]
+    blind += [attacked("noise", "dlg", i, knowledge=[], **far) for i in (0, 1)]
     informed = [attacked("none", "weak", i, **far) for i in (0, 1)] + [
         attacked("noise", "weak", i, **far) for i in (0, 1)
     ]
@@ -111,8 +111,8 @@ def test_an_undefended_sample_has_to_be_explained(tmp_path: Path) -> None:
 def test_of_an_own_defence_nothing_is_said_where_no_attacker_has_its_code(tmp_path: Path) -> None:
     """So that no recommendation rests on attackers who know less."""
     far = {"psnr": 8.0, "above_baseline": -5.0, "identified": 0.0}
-    for knowledge, said in (("defence", "inconclusive"), ("defence,code", "not reconstructed")):
-        folder = small_run(str(tmp_path / knowledge), {"arms": {"none": [], "own": ["my_defence:Clip"]}})
+    for knowledge, said in ((["defence"], "inconclusive"), (["defence", "code"], "not reconstructed")):
+        folder = small_run(str(tmp_path / "-".join(knowledge)), {"arms": {"none": [], "own": ["my_defence:Clip"]}})
         rows = [attacked("none", "dlg", i, psnr=60.0, fit=0.0) for i in (0, 1)]
         rows += [attacked("own", "dlg", i, fit=0.0, knowledge=knowledge, **far) for i in (0, 1)]
         folder.write_part("attacks", 0, rows)
@@ -205,7 +205,7 @@ def test_what_an_attack_did_not_measure_is_not_known(tmp_path: Path) -> None:
 
 def test_labels_that_were_given_are_not_found(tmp_path: Path) -> None:
     folder = small_run(str(tmp_path), {})
-    given = attacked("none", "told", psnr=9.0, knowledge="defence,labels")
+    given = attacked("none", "told", psnr=9.0, knowledge=["defence", "labels"])
     folder.write_part("attacks", 0, [attacked("none", "blind", psnr=9.0), given])
     assert {row["attack"]: row["label_accuracy"] for row in outcomes(folder)} == {"blind": 1.0, "told": None}
 

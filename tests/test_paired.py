@@ -58,7 +58,10 @@ def test_the_pairs_of_a_run_know_the_verdict_of_its_arms(tmp_path: Path) -> None
     folder = small_run(str(tmp_path), {"arms": ARMS, "attacks": [{"name": "dlg"}]})
     rows = [
         attacked(arm, "dlg", psnr=30.0 if arm == "none" else 9.0, victim=victim, true_label=3, distortion=0.0)
-        | {"above_baseline": 15.0 if arm == "none" else -3.0, "knowledge": "" if arm == "noise" else "defence,code"}
+        | {
+            "above_baseline": 15.0 if arm == "none" else -3.0,
+            "knowledge": [] if arm == "noise" else ["defence", "code"],
+        }
         for arm in ARMS
         for victim in range(3)
     ]

@@ -11,7 +11,7 @@ from sklearn import datasets
 from torch import Tensor, nn
 
 from rayfed.analysis.audit import Criterion, findings, sentence, unread
-from rayfed.analysis.parts import LEVEL, beyond_chance
+from rayfed.evidence.parts import LEVEL, beyond_chance
 from rayfed.metrics.assignment import assign
 from rayfed.metrics.chance import evidence
 from rayfed.metrics.guessing import Others, above_baseline, best_constants
@@ -50,7 +50,7 @@ def told(true: Tensor, guess: Tensor, attack: str = "a", victim: int = 0, arm: s
     """Rows of the table of attacks on a batch of records."""
     scored = Scorer(Criterion.of("records", None).names, sample=ROWS, others=Others(rows(300, 1)))
     found = scored.score(true, torch.zeros(len(true), dtype=torch.int64), guess, torch.zeros(len(true)))
-    usual = {"victim": victim, "batch_size": len(true), "knowledge": ""}
+    usual = {"victim": victim, "batch_size": len(true), "knowledge": []}
     return [attacked(arm, attack, **{**row, **usual, "fit": 1e-6}) for row in found]
 
 
@@ -250,7 +250,7 @@ def of_images(true: Tensor, guess: Tensor, others: Tensor) -> list[dict[str, Any
     labels = torch.zeros(1, dtype=torch.int64)
     found = [scorer.score(true[i : i + 1], labels, guess[i : i + 1], labels)[0] for i in range(len(true))]
     return [
-        attacked("none", "a", **{**row, "victim": i, "batch_size": 1, "knowledge": "", "fit": 0.0})
+        attacked("none", "a", **{**row, "victim": i, "batch_size": 1, "knowledge": [], "fit": 0.0})
         for i, row in enumerate(found)
     ]
 

@@ -21,13 +21,14 @@ from typer.testing import CliRunner
 
 from rayfed import record
 from rayfed.analysis.audit import Method
-from rayfed.analysis.verdicts import UNTOLD
 from rayfed.cli import app
 from rayfed.cli import replay as commands
 from rayfed.engine import replaying
 from rayfed.errors import DataError, UserError
 from rayfed.metrics.images import psnr
+from rayfed.reasons import Reason
 from rayfed.recording import Recording
+from rayfed.report.text.reasons import REASONS
 from rayfed.store.folder import RunFolder
 from rayfed.update import LocalTraining
 from tests.conftest import REPOSITORY
@@ -240,7 +241,7 @@ def test_a_replay_scores_and_gates_what_was_recorded(tmp_path: Path, net: Net, m
     code, output, _ = replayed(noisy, tmp_path, *gated)
     assert (code, "of their norm" in output) == (3, True), output
     assert re.search(r"recorded 1 PSNR below 15.0 dB \S+ dB INCONCLUSIVE", output)
-    assert UNTOLD in output
+    assert REASONS[Reason.DEFENCES_UNKNOWN] in output
 
 
 @pytest.mark.engine

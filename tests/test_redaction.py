@@ -16,11 +16,13 @@ from rayfed.analysis.loading import load
 from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.data.sets import TABLE, is_public
 from rayfed.data.sets.digits import Digits
+from rayfed.reasons import Reason
 from rayfed.report import samples
 from rayfed.report.redaction import REDACTED, redacted, write_redacted
 from rayfed.report.run import write_report
-from rayfed.report.share import LEFT_OUT, sharing
+from rayfed.report.share import sharing
 from rayfed.report.sweep import write_sweep_report
+from rayfed.report.text.reasons import REASONS
 from rayfed.store.folder import RunFolder
 from rayfed.store.images import encode_png
 from rayfed.store.schemas import WANT_OF_TIME
@@ -215,13 +217,15 @@ def test_a_sweep_over_data_is_as_private_as_one_of_its_trials(tmp_path: Path) ->
     assert samples.warning(sweep.files) is not None
 
 
-@pytest.mark.parametrize("took", ["", " (about 2 s)", " (about 3 min 05 s)", " (about 2 h 10 min)", " (about 1e-05 s)"])
-def test_how_long_an_attack_would_take_stays_and_nothing_that_only_begins_so(tmp_path: Path, took: str) -> None:
-    folder, late = make_run(str(tmp_path), {"none": []}, {}), KEY | {"status": "not played", "batch_size": 1}
-    said = [f"{WANT_OF_TIME}{took}", f"{WANT_OF_TIME}{took} {SECRET}"]
-    folder.write_part("attacks", 7, [late | {"victim": i, "message": text} for i, text in enumerate(said)])
+def test_messages_that_follow_from_other_columns_stay(tmp_path: Path) -> None:
+    folder = make_run(str(tmp_path), {"none": []}, {})
+    rows = [
+        KEY | {"victim": 0, "status": "not played", "message": f"{WANT_OF_TIME} {SECRET}", "batch_size": 1},
+        KEY | {"victim": 1, "status": "ok", "reason": "masked", "message": SECRET, "batch_size": 1},
+    ]
+    folder.write_part("attacks", 7, rows)
     with sharing(load(folder.url), str(tmp_path / "copy")) as copy:
-        assert copy.read_table("attacks")["message"].to_pylist() == [said[0], LEFT_OUT]
+        assert copy.read_table("attacks")["message"].to_pylist() == [WANT_OF_TIME, REASONS[Reason.MASKED]]
 
 
 def test_no_message_of_an_attack_leaves_with_a_copy(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayfed import scenario as scenarios
-from rayfed.hidden import UNUSED
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.measures import MEASURES
 from rayfed.metrics.renamed import NAMES, present
+from rayfed.reasons import Reason
 from rayfed.store.folder import RunFolder
 from rayfed.store.renamed import MESSAGES, OUTCOMES, with_present_names
 from rayfed.store.schemas import OUTCOME_COLUMNS, TABLES
@@ -29,10 +29,21 @@ def test_every_former_name_has_a_present_one() -> None:
 
 
 def test_a_table_of_an_older_run_is_read(tmp_path: Path) -> None:
-    row = attacked("none", "analytic", psnr=30.0, message=f"{next(iter(MESSAGES))}: of 3")
+    row = attacked(
+        "none",
+        "analytic",
+        psnr=30.0,
+        message=f"{next(iter(MESSAGES))}of 3",
+        reason=next(iter(MESSAGES.values())),
+        knowledge=["code", "labels"],
+    )
     table = pa.Table.from_pylist([row], TABLES["attacks"])
     former = {new: old for old, new in NAMES.items()}
-    older = table.rename_columns([former.get(name, name) for name in table.column_names])
+    older = table.rename_columns([former.get(name, name) for name in table.column_names]).drop_columns(
+        ["reason", "group"]
+    )
+    place = older.column_names.index("knowledge")
+    older = older.set_column(place, "knowledge", pa.array(["code,labels"]))
     assert {"told_apart", "above_guessing", "parts_found"} <= {*older.column_names}
     folder = RunFolder.create(str(tmp_path), "older")
     content = BytesIO()
@@ -40,14 +51,29 @@ def test_a_table_of_an_older_run_is_read(tmp_path: Path) -> None:
     folder.write_bytes("attacks/part-00000.parquet", content.getvalue())
     [read] = folder.read_table("attacks").to_pylist()
     [expected] = table.to_pylist()
-    assert read == expected | {"message": f"{next(iter(MESSAGES.values()))}: of 3"}
+    assert read == expected
 
 
-def test_present_messages_stay() -> None:
-    table = pa.table({"message": [UNUSED, None, "other"], "told_apart": [1.0, 0.0, None]})
+def test_reasons_of_older_messages() -> None:
+    messages = ["a; the defences could not be run on gradients of one's own (x)", None, "other"]
+    table = pa.table({"message": messages, "told_apart": [1.0, 0.0, None]})
     assert with_present_names(table).to_pydict() == {
-        "message": [UNUSED, None, "other"], "identified": [1.0, 0.0, None],
+        "message": messages, "identified": [1.0, 0.0, None], "reason": [Reason.CODE_NOT_RUN, None, None],
     }  # fmt: skip
+
+
+def test_present_reasons_stay() -> None:
+    table = pa.table({"message": [next(iter(MESSAGES))], "reason": pa.nulls(1, pa.string())})
+    assert with_present_names(table)["reason"].to_pylist() == [None]
+
+
+@pytest.mark.parametrize(
+    ("title", "batch_size", "group"),
+    [("dlg batch 4, informed", 4, "dlg"), ("dlg batch 4, informed", 1, None), ("dlg, informed", 4, None)],
+)
+def test_groups_of_older_audits(title: str, batch_size: int, group: str | None) -> None:
+    table = pa.table({"attack": [title], "victim": [0], "batch_size": [batch_size], "status": ["ok"]})
+    assert with_present_names(table)["group"].to_pylist() == [group]
 
 
 def test_former_names_in_a_scenario() -> None:

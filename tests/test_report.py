@@ -372,7 +372,7 @@ def test_labels_that_were_given_are_not_found(tmp_path: Path) -> None:
     folder = make_run(str(tmp_path), {"none": []}, {"analytic": 1.0, "blind": 1.0})
     for round in range(ROUNDS):
         rows = [row for row in folder.read_table("attacks").to_pylist() if row["round"] == round]
-        given = {"knowledge": "defence,labels"}
+        given = {"knowledge": ["defence", "labels"]}
         folder.write_part("attacks", round, [row | given if row["attack"] == "analytic" else row for row in rows])
     read(folder)
     text = folder.read_text("report.html")

@@ -162,7 +162,7 @@ def test_an_unfinished_run_has_no_rate_of_what_was_not_recovered(tmp_path: Path)
 def test_attackers_are_tested_where_one_has_answered(tmp_path: Path) -> None:
     folder = small_run(str(tmp_path), {"arms": {"none": []}, "attacks": [{"name": "dlg"}, {"name": "imprint"}]})
     unable = attacked("none", "imprint", status="not applicable", message="no such layer", observes="update")
-    folder.write_part("attacks", 0, [attacked("none", "dlg", psnr=30.0, knowledge="labels"), unable])
+    folder.write_part("attacks", 0, [attacked("none", "dlg", psnr=30.0, knowledge=["labels"]), unable])
     tested, _, untested = section(of(folder), "Attackers").blocks
     assert isinstance(tested, Table)
     assert tested.rows == [["the gradient of 2 samples and the labels", "dlg"]]

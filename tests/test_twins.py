@@ -48,7 +48,7 @@ def rows() -> list[dict[str, Any]]:
         for seed, value in enumerate(values):
             trial = f"{('none', 'flip', 'noise').index(arm):04d}-{seed}"
             told = {"trial": trial, "run": f"trials/{trial}", "repeat": seed, "seed": seed, "verdict": "leaks"}
-            scores = {"psnr": float(value), "label_accuracy": float(found_all), "knowledge": ",".join(KNOWN[attack])}
+            scores = {"psnr": float(value), "label_accuracy": float(found_all), "knowledge": KNOWN[attack]}
             found.append(outcome(arm, attack) | told | scores)
     return found
 

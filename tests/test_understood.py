@@ -11,24 +11,17 @@ import torch
 from torch import Generator, Tensor
 
 from benchmarks.planted_defences import OnUpdate
-from rayfed.analysis.audit import (
-    EXPLAINS,
-    NO_CODE,
-    NONE_WORKS,
-    UNCOMPARED,
-    UNEXPLAINED_PART,
-    Criterion,
-    findings,
-)
-from rayfed.analysis.verdicts import next_step, run_findings, verdicts
+from rayfed.analysis.verdicts import run_findings, verdicts
 from rayfed.attacks.base import Reconstruction
 from rayfed.attacks.fit import judged, with_fit
 from rayfed.attacks.undone import noted, undone
 from rayfed.client.grants import understood
 from rayfed.client.grants.understood import Answer, Rehearsal
 from rayfed.defences.base import Batch, DataMethod, Defence, Task
+from rayfed.evidence.criteria import Criterion
+from rayfed.evidence.findings import GRADIENT_FIT_TOL, State, findings
 from rayfed.gradients import flatten, unflatten
-from rayfed.hidden import UNUSED
+from rayfed.reasons import Reason
 from rayfed.registry import component
 from rayfed.update import Named
 from tests.attack_fixtures import digit, observe
@@ -200,7 +193,7 @@ def test_what_noise_explains_is_told_from_what_it_does_not() -> None:
         right = Reconstruction(torch.zeros(1), torch.zeros(1), nats=own)
         assert judged(right, None, None, own) == 0
         near = replace(right, nats=known.nats(sent, half))
-        assert ((judged(near, None, None, own) or 0) > EXPLAINS) is told
+        assert ((judged(near, None, None, own) or 0) > GRADIENT_FIT_TOL) is told
         assert judged(replace(right, nats=others), None, None, own) == (1 if told else 0)
     assert rehearsed(lambda name, t, draw: t).noise is None
     assert rehearsed(on_one(lambda t, draw: t + noise((20, 1), draw))).noise is None
@@ -483,57 +476,63 @@ class InBuffers(Defence):
         return update
 
 
-def said(*defences: dict[str, Any], **options: Any) -> str:
+def said(*defences: dict[str, Any], **options: Any) -> tuple[Reason | None, str]:
+    """The reason of a result, with what follows in the message after the first colon."""
     seen, _ = observed(*defences, **options)
     images = torch.full((1, 1, 8, 8), 0.5)
-    return noted(Reconstruction(images=images, labels=torch.zeros(1, dtype=torch.int64)), undone(seen)).message
+    guess = noted(Reconstruction(images=images, labels=torch.zeros(1, dtype=torch.int64)), undone(seen))
+    return guess.reason, guess.message.partition(": ")[2]
+
+
+def partly(beyond: str) -> tuple[Reason, str]:
+    return Reason.CODE_PARTLY_USED, beyond
 
 
 @pytest.mark.engine
 @pytest.mark.parametrize("where", ["round", "client", "samples", "step", "weights"])
 def test_noise_that_others_or_later_gradients_do_not_have_is_told(where: str) -> None:
-    assert said({"name": f"{HERE}:Elsewhere", "where": where}) == f"{UNUSED}: {understood.ELSEWHERE}"
+    assert said({"name": f"{HERE}:Elsewhere", "where": where}) == partly(understood.ELSEWHERE)
 
 
 @pytest.mark.engine
 @pytest.mark.parametrize(("how", "batch"), [("as it is", 4), ("first", 4), ("weights", 1), ("twice", 1)])
 @pytest.mark.parametrize("defence", ["Otherwise", "Replaced"])
 def test_gradients_of_other_samples_or_weights_than_the_attackers_are_told(defence: str, how: str, batch: int) -> None:
-    told = "" if how == "as it is" or (defence, how) == ("Replaced", "twice") else f"{UNUSED}: {understood.OTHERS}"
+    told = (None, "") if how == "as it is" or (defence, how) == ("Replaced", "twice") else partly(understood.OTHERS)
     assert said({"name": f"{HERE}:{defence}", "how": how}, batch=batch) == told
 
 
 @pytest.mark.engine
 def test_a_table_of_rounds_is_told_as_what_other_rounds_do_not_have() -> None:
-    assert said({"name": f"{HERE}:ByTable"}) == f"{UNUSED}: {understood.ELSEWHERE}"
+    assert said({"name": f"{HERE}:ByTable"}) == partly(understood.ELSEWHERE)
 
 
 @pytest.mark.engine
 def test_noise_that_is_taken_off_in_the_next_round_is_told_wherever_it_is_kept() -> None:
-    assert said({"name": f"{HERE}:Remembers"})
+    assert said({"name": f"{HERE}:Remembers"})[0]
 
 
 @pytest.mark.engine
 def test_a_row_says_what_of_an_own_defences_code_was_not_used() -> None:
-    assert said({"name": f"{HERE}:RowNumbers"}) == f"{UNUSED}: {understood.RELATED}"
-    assert said({"name": f"{HERE}:Negatives"}) == f"{UNUSED}: {understood.RANDOM_SAMPLES}"
-    assert said({"name": f"{HERE}:FromSeeds"}) == f"{UNUSED}: {understood.FEW}"
-    assert said({"name": f"{HERE}:ByPlace"}) in (f"{UNUSED}: {understood.OFFSET}", f"{UNUSED}: {understood.SAMPLES}")
-    assert said({"name": f"{HERE}:ByLabel"}) == f"{UNUSED}: {understood.RANDOM_SAMPLES}"
-    assert said({"name": f"{HERE}:DarkTurned"}) == f"{UNUSED}: {understood.LOST_SAMPLES}"
-    assert said({"name": f"{HERE}:LastAlone"}) == ""
-    assert said({"name": f"{HERE}:Reseeded"}) == f"{UNUSED}: {understood.FEW}"
-    assert said({"name": f"{HERE}:Triples"}) == f"{UNUSED}: {understood.UNDRAWN}"
-    assert said({"name": f"{HERE}:FixedPoint"}) in (f"{UNUSED}: {understood.LEVELS}", f"{UNUSED}: {understood.UNDRAWN}")
-    assert said({"name": f"{HERE}:OnContrast"}) == f"{UNUSED}: {understood.SAMPLES}"
-    assert said({"name": f"{HERE}:OnTails"}) == f"{UNUSED}: {understood.CHANGED}"
-    assert said({"name": f"{HERE}:Antithetic"}) == f"{UNUSED}: {understood.STATE}"
-    assert said({"name": f"{HERE}:Beside"}) == f"{UNUSED}: {understood.BESIDE}"
+    assert said({"name": f"{HERE}:RowNumbers"}) == partly(understood.RELATED)
+    assert said({"name": f"{HERE}:Negatives"}) == partly(understood.RANDOM_SAMPLES)
+    assert said({"name": f"{HERE}:FromSeeds"}) == partly(understood.FEW)
+    assert said({"name": f"{HERE}:ByPlace"}) in (partly(understood.OFFSET), partly(understood.SAMPLES))
+    assert said({"name": f"{HERE}:ByLabel"}) == partly(understood.RANDOM_SAMPLES)
+    assert said({"name": f"{HERE}:DarkTurned"}) == partly(understood.LOST_SAMPLES)
+    assert said({"name": f"{HERE}:LastAlone"}) == (None, "")
+    assert said({"name": f"{HERE}:Reseeded"}) == partly(understood.FEW)
+    assert said({"name": f"{HERE}:Triples"}) == partly(understood.UNDRAWN)
+    assert said({"name": f"{HERE}:FixedPoint"}) in (partly(understood.LEVELS), partly(understood.UNDRAWN))
+    assert said({"name": f"{HERE}:OnContrast"}) == partly(understood.SAMPLES)
+    assert said({"name": f"{HERE}:OnTails"}) == partly(understood.CHANGED)
+    assert said({"name": f"{HERE}:Antithetic"}) == partly(understood.STATE)
+    assert said({"name": f"{HERE}:Beside"}) == partly(understood.BESIDE)
     running = {"name": "benchmarks.planted_models:Dense", "front": "running mean"}
-    assert said({"name": f"{HERE}:InBuffers"}, model=running) == f"{UNUSED}: {understood.BESIDE}"
-    assert said({"name": f"{HERE}:LastAlone"}, model=running) == ""
-    assert said({"name": "gaussian", "sigma": 0.1}, {"name": f"{HERE}:LastAlone"}) == f"{UNUSED}: {understood.UNDRAWN}"
-    assert said({"name": "gaussian", "sigma": 0.1}) == said({"name": "quantise", "bits": 1}) == ""
+    assert said({"name": f"{HERE}:InBuffers"}, model=running) == partly(understood.BESIDE)
+    assert said({"name": f"{HERE}:LastAlone"}, model=running) == (None, "")
+    assert said({"name": "gaussian", "sigma": 0.1}, {"name": f"{HERE}:LastAlone"}) == partly(understood.UNDRAWN)
+    assert said({"name": "gaussian", "sigma": 0.1}) == said({"name": "quantise", "bits": 1}) == (None, "")
 
 
 def test_a_fit_is_by_the_values_that_are_left_where_the_code_tells_them() -> None:
@@ -547,47 +546,47 @@ def test_a_fit_is_by_the_values_that_are_left_where_the_code_tells_them() -> Non
         found = Reconstruction(digit(3), torch.tensor([3]))
         return with_fit([found], [replace(spoilt, extra=extra)], model)[0].fit
 
-    assert (fit() or 0) > EXPLAINS
+    assert (fit() or 0) > GRADIENT_FIT_TOL
     assert (fit(left=left) or 0) < 1e-3
     assert fit(left=None) is None, "nothing is known of any value"
     assert fit(left={name: torch.zeros_like(mask) for name, mask in left.items()}) is None, "nothing is left"
 
 
 def test_a_defence_whose_clean_values_nothing_explains_is_not_measured() -> None:
-    bare, informed = row("none", 1, 30.0, fit=0.0), {"knowledge": "defence,code"}
+    bare, informed = row("none", 1, 30.0, fit=0.0), {"knowledge": ["defence", "code"]}
 
-    def state(*rows: dict[str, Any]) -> tuple[str, str]:
+    def state(*rows: dict[str, Any]) -> tuple[str, Reason | None]:
         [found] = [one for one in findings([bare, *rows], Criterion.of("pixels", None)) if one.arm == "noise"]
-        return found.state, found.lacking
+        return found.state, found.reason
 
     blind = row("noise", 1, 8.0, fit=0.9)
-    assert state(blind, row("noise", 1, 9.0, fit=0.9, **informed)) == ("inconclusive", UNEXPLAINED_PART)
+    assert state(blind, row("noise", 1, 9.0, fit=0.9, **informed)) == ("inconclusive", Reason.ADAPTIVE_NOT_CONVERGED)
     assert state(blind, row("noise", 1, 9.0, fit=2e-6, **informed))[0] == "not reconstructed"
-    assert state(blind, row("noise", 1, 9.0, fit=None, **informed)) == ("inconclusive", UNCOMPARED)
+    assert state(blind, row("noise", 1, 9.0, fit=None, **informed)) == ("inconclusive", Reason.ADAPTIVE_NOT_COMPARED)
 
 
 def test_a_run_without_an_attacker_who_has_the_code_says_nothing_of_a_defence() -> None:
     scenario = {"arms": {"bare": [], "own": ["my_defence:Clip"], "noise": [{"name": "gaussian", "sigma": 0.1}]}}
 
-    def states(knowledge: str) -> dict[str, str]:
+    def states(knowledge: list[str]) -> dict[str, str]:
         rows = [
             attacked("bare", "dlg", psnr=30.0),
             *(attacked(arm, "dlg", psnr=8.0, knowledge=knowledge, fit=0.0) for arm in ("own", "noise")),
         ]
         found = run_findings(scenario, rows)
-        assert all(one.lacking == NO_CODE for one in found if one.state == "inconclusive")
+        assert all(one.reason == Reason.NO_ADAPTIVE_ATTACK for one in found if one.state == "inconclusive")
         return {one.arm: one.state for one in found}
 
-    assert states("defence") == {"bare": "leaks", "own": "inconclusive", "noise": "inconclusive"}
-    assert states("defence,code") == {"bare": "leaks", "own": "not reconstructed", "noise": "not reconstructed"}
+    assert states(["defence"]) == {"bare": "leaks", "own": "inconclusive", "noise": "inconclusive"}
+    assert states(["defence", "code"]) == {"bare": "leaks", "own": "not reconstructed", "noise": "not reconstructed"}
 
 
 def test_the_reason_why_nobody_read_a_defence_is_the_true_one() -> None:
     """Where the attacker with the code answered, it is not that nobody had the code."""
     scenario = {"arms": {"bare": [], "noise": [{"name": "gaussian", "sigma": 0.1}]}}
-    told, blind = {"knowledge": "defence,code", "fit": 0.0}, {"knowledge": ""}
+    told, blind = {"knowledge": ["defence", "code"], "fit": 0.0}, {"knowledge": []}
 
-    def said(informed_bare: float, *informed: dict[str, Any]) -> tuple[str, str]:
+    def found(informed_bare: float, *informed: dict[str, Any]) -> tuple[State, set[Reason]]:
         rows = [
             *(attacked("bare", "dlg", i, psnr=30.0, fit=0.0, **blind) for i in (0, 1)),
             *(attacked("noise", "dlg", i, psnr=8.0, **blind) for i in (0, 1)),
@@ -595,9 +594,8 @@ def test_the_reason_why_nobody_read_a_defence_is_the_true_one() -> None:
             *informed,
         ]
         [_, verdict] = verdicts(scenario, rows, [])
-        return verdict.sentence, next_step(scenario, rows, [verdict])
+        return verdict.state, set(verdict.reasons)
 
     both = [attacked("noise", "dlg, told", i, psnr=8.0, **told) for i in (0, 1)]
-    sentence, _step = said(9.0, *both)
-    assert NONE_WORKS in sentence
-    assert "not reconstructed" in said(30.0, *both)[0]
+    assert found(9.0, *both) == ("inconclusive", {Reason.NO_ADAPTIVE_ATTACK_WORKS})
+    assert found(30.0, *both) == ("not reconstructed", set())

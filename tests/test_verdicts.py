@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,11 @@ from rich.console import Console
 
 from rayfed import scenario as scenarios
 from rayfed.analysis import summary
-from rayfed.analysis.audit import NEAR, UNCOMPARED
 from rayfed.analysis.loading import Run, load
 from rayfed.analysis.membership import Roc, in_words
 from rayfed.analysis.outcomes import outcomes, with_verdicts
 from rayfed.analysis.summary import ArmSummary
 from rayfed.analysis.verdicts import (
-    attackers,
     closest,
     criterion_of,
     headline,
@@ -27,8 +26,9 @@ from rayfed.analysis.verdicts import (
     verdicts,
     verdicts_table,
 )
-from rayfed.hidden import UNREHEARSED, UNSOLVED, UNUSED
+from rayfed.evidence.criteria import Missing
 from rayfed.metrics.roc import Estimate
+from rayfed.reasons import Reason
 from rayfed.report import words
 from rayfed.report.gate import Gated
 from rayfed.report.results_text import STATES
@@ -52,7 +52,9 @@ def row(arm: str, psnr: float | None, attack: str = "dlg", **more: Any) -> dict[
 
 
 def hidden(arm: str) -> dict[str, Any]:
-    return row(arm, None, status="not applicable", message=Masked.unreadable, label_accuracy=None)
+    return row(
+        arm, None, status="not applicable", reason=Masked.unreadable, message=Masked.message, label_accuracy=None
+    )
 
 
 def arms_of(*names: str) -> list[ArmSummary]:
@@ -68,7 +70,7 @@ def test_a_state_for_each_arm_of_any_run() -> None:
     assert {arm: verdict.state for arm, verdict in told.items()} == {
         "bare": "leaks", "noise": "not reconstructed", "masks": "nothing to attack",
     }  # fmt: skip
-    assert "masked" in told["masks"].sentence
+    assert [one.message for one in told["masks"].findings[0].no_results] == [Masked.message]
     assert of(row("bare", 30.0))["noise"].state == "not measured"
 
 
@@ -155,15 +157,16 @@ def test_the_headline_counts_every_arm_once_and_says_what_to_do() -> None:
 
 def test_what_a_verdict_says_of_the_code_is_not_said_beside_each_attack_too() -> None:
     shown = StringIO()
-    said = f"{UNUSED}: noise takes few values"
-    RunView(Console(file=shown, width=300)).round_done([], [row("noise", 9.0, message=f"cut short; {said}")], [])
-    assert UNUSED not in shown.getvalue()
-    assert said in of(row("bare", 30.0), row("noise", 9.0, message=said))["noise"].sentence
+    partly = row("noise", 9.0, reason=Reason.CODE_PARTLY_USED, message="noise takes few values")
+    RunView(Console(file=shown, width=300)).round_done([], [partly], [])
+    assert "few values" not in shown.getvalue()
+    [found] = of(row("bare", 30.0), partly)["noise"].findings
+    assert found.doubt == (Reason.CODE_PARTLY_USED, "noise takes few values")
 
 
-@pytest.mark.parametrize("why", [UNSOLVED, UNREHEARSED])
-def test_more_time_is_not_the_next_step_where_an_attacker_could_not_use_what_it_saw(why: str) -> None:
-    rows = [row("bare", 30.0), row("noise", 9.0, message=why)]
+@pytest.mark.parametrize("why", [Reason.BUFFERS_NOT_SOLVED, Reason.CODE_NOT_RUN])
+def test_more_time_is_not_the_next_step_where_an_attacker_could_not_use_what_it_saw(why: Reason) -> None:
+    rows = [row("bare", 30.0), row("noise", 9.0, reason=why)]
     told = list(of(*rows).values())
     said = next_step(SCENARIO, rows, told)
     assert "noise" in said
@@ -173,9 +176,12 @@ def test_more_time_is_not_the_next_step_where_an_attacker_could_not_use_what_it_
 def test_more_iterations_are_the_next_step_first_where_a_search_does_not_end_without_a_defence(
     fit: float, helps: bool
 ) -> None:
-    rows = [row("bare", 30.0 if fit < 0.1 else 9.0, fit=fit), row("noise", 9.0, fit=None, knowledge="defence,code")]
+    rows = [
+        row("bare", 30.0 if fit < 0.1 else 9.0, fit=fit),
+        row("noise", 9.0, fit=None, knowledge=["defence", "code"]),
+    ]
     told = of(*rows)
-    assert UNCOMPARED in told["noise"].sentence
+    assert told["noise"].reasons == {Reason.ADAPTIVE_NOT_COMPARED}
     next_step(SCENARIO, rows, list(told.values()))
 
 
@@ -189,7 +195,7 @@ def test_an_arm_whose_labels_are_recovered_says_so_whatever_its_state() -> None:
     rows = [*labelled("bare", 30.0, 1, 1), *labelled("noise", 9.0, 1, 1), *labelled("prune", 9.0, 0, 1)]
     told = {verdict.arm: verdict for verdict in verdicts(scenario, rows, [])}
     assert {arm: bool(verdict.labels) for arm, verdict in told.items()} == {"bare": True, "noise": True, "prune": False}
-    assert told["noise"].by_luck
+    assert told["noise"].labels_by_chance
     assert "noise" in headline(scenario, list(told.values()))[-1]
 
 
@@ -250,7 +256,7 @@ def test_an_attack_that_failed_leaves_even_a_bare_arm_unmeasured() -> None:
 
 
 def test_of_unlike_batches_the_weakest_statement_counts() -> None:
-    lacking = row("noise", 9.0, batch_size=8, message=UNREHEARSED)
+    lacking = row("noise", 9.0, batch_size=8, reason=Reason.CODE_NOT_RUN)
     told = of(row("bare", 30.0), row("bare", 30.0, batch_size=8), row("noise", 9.0), lacking)
     assert told["noise"].state == "inconclusive"
 
@@ -263,13 +269,13 @@ def test_a_federations_protection_is_every_arms() -> None:
 def test_what_is_near_acquits_no_defence_though_another_sample_is_as_near() -> None:
     told = of(row("bare", 30.0), row("noise", 17.0, identified=0.0))
     assert told["noise"].state == "inconclusive"
-    assert any(one.startswith(NEAR) for one in told["noise"].lacking)
+    assert told["noise"].reasons == {Reason.CLOSER_TO_ANOTHER_SAMPLE}
 
 
 def test_what_was_not_set_beside_a_guess_is_not_measured() -> None:
     told = of(row("bare", 30.0, above_baseline=None), row("noise", 9.0, above_baseline=None))
     assert {verdict.state for verdict in told.values()} == {"not measured"}
-    assert "without above_baseline and identified" in told["bare"].sentence
+    assert [one.missing for one in told["bare"].findings[0].no_results] == [Missing.COMPARISON]
 
 
 def test_a_run_that_did_not_end_says_only_what_leaked() -> None:
@@ -281,16 +287,9 @@ def test_the_threshold_is_the_scenarios() -> None:
     assert of(row("bare", 30.0), scenario=SCENARIO | {"metrics": {"success": {"psnr": 31}}})["bare"].state != "leaks"
 
 
-def test_labels_recovered_alike_on_several_arms_are_stated_once() -> None:
-    told = of(row("bare", 30.0), row("bare", 30.0, batch_size=4), row("noise", 9.0), row("noise", 30.0, batch_size=4))
-    assert "100 % at batch size 2" in told["bare"].sentence
-    assert "as on arm bare" in told["noise"].sentence
-
-
 def test_labels_that_were_given_were_not_found() -> None:
-    told = of(row("bare", 30.0, knowledge="labels", label_accuracy=1.0))
-    assert "labels found" not in told["bare"].sentence
-    told = of(row("bare", 30.0, true_label=1), row("bare", 30.0, sample=1, label_accuracy=1.0))
+    told = of(row("bare", 30.0, knowledge=["labels"], label_accuracy=1.0))
+    assert told["bare"].findings[0].labels is None
 
 
 @pytest.mark.parametrize("gain", [-1.0, 0.0])
@@ -315,16 +314,11 @@ def test_the_summary_names_one_closest_sample_as_the_verdict_does() -> None:
 
 def test_people_recognised_behind_a_defence_that_is_not_measured_are_no_evidence(tmp_path: Path) -> None:
     folder = small_run(str(tmp_path), SCENARIO)
-    rows = [row("bare", 30.0, top1=1.0, people=10), row("noise", 9.0, top1=0.0, people=10, knowledge="")]
+    rows = [row("bare", 30.0, top1=1.0, people=10), row("noise", 9.0, top1=0.0, people=10, knowledge=[])]
     folder.write_part("attacks", 0, rows)
     [bare, noise] = next(block for block in Statement(folder, {}, folder)._recovered if isinstance(block, list))
     assert noise.endswith("noise is inconclusive)")
     assert "no evidence" not in bare
-
-
-def test_a_reader_is_told_what_the_attackers_names_mean() -> None:
-    _blind, _adaptive = row("bare", 30.0, knowledge=""), row("noise", 9.0)
-    assert attackers(list(of(row("bare", 30.0, knowledge="public")).values())) == ""
 
 
 def test_the_page_and_the_terminal_say_the_same(tmp_path: Path) -> None:
@@ -436,7 +430,7 @@ def test_the_next_step_of_what_was_interrupted_is_to_go_on(tmp_path: Path, kind:
 
 def test_trials_of_one_arm_find_their_reference_in_others() -> None:
     def row(
-        arm: str, answer: str | None, attack: str = "a", lr: float = 0.1, knowledge: str = "defence,code"
+        arm: str, answer: str | None, attack: str = "a", lr: float = 0.1, knowledge: Sequence[str] = ("defence", "code")
     ) -> dict[str, Any]:
         found = {"arm": arm, "attack": attack, "result": answer, "trial": f"{arm}{lr}", "lr": lr}
         return found | {"knowledge": knowledge, "explains": True, "images": 2}
@@ -452,7 +446,7 @@ def test_trials_of_one_arm_find_their_reference_in_others() -> None:
     assert told(row("bare", "not reconstructed"), no) == ["inconclusive", "inconclusive"]
     assert told(leak, row("masks", "nothing to attack"))[1] == "nothing to attack"
     assert told(row("bare", None)) == ["not measured"]
-    blind = row("noise", "not reconstructed", knowledge="defence")
+    blind = row("noise", "not reconstructed", knowledge=["defence"])
     assert told(leak, blind) == ["leaks", "inconclusive"], "no attacker has the code"
     works = row("bare", "leaks", "b")
     assert told(leak, works, blind, row("noise", "not reconstructed", "b"))[2] == "not reconstructed"

@@ -14,20 +14,26 @@ from functools import cached_property
 from math import isfinite
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from rayfed.analysis.audit import UNREAD, Criterion, Finding, in_part, labels_beyond, short_title
+from rayfed import reasons
 from rayfed.analysis.formats import duration
 from rayfed.analysis.membership import RATES, Roc, roc, stated
-from rayfed.analysis.named_labels import LUCK, named
-from rayfed.analysis.summary import Row, arm_names, arm_spec, knowledge_of, labels_given, measured, recorded, undefended
+from rayfed.analysis.summary import arm_names, arm_spec, knowledge_of, recorded, undefended
 from rayfed.analysis.unanswered import closed_forms, unanswered
-from rayfed.analysis.verdicts import NOTHING_REBUILT, UNFINISHED, UNTOLD, criterion_of, run_findings
+from rayfed.analysis.verdicts import NOTHING_REBUILT, UNFINISHED, criterion_of, run_findings
 from rayfed.errors import UserError, nearest
-from rayfed.hidden import UNREHEARSED, UNUSED
+from rayfed.evidence.criteria import Criterion, Missing
+from rayfed.evidence.findings import Finding
+from rayfed.evidence.findings import State as FindingState
+from rayfed.evidence.labels import LUCK, named
+from rayfed.evidence.rows import Row, label_of, labels_given, measured
 from rayfed.metrics.base import Metric
 from rayfed.metrics.known import METRICS, NOUNS, leading, metrics_of, modality_by
 from rayfed.metrics.measures import JUDGED
 from rayfed.metrics.roc import Estimate, share
 from rayfed.metrics.top import TOP_1
+from rayfed.reasons import OF_CODE, Reason
+from rayfed.report.text.findings import labels_beyond_text, part_text
+from rayfed.report.text.reasons import REASONS, attack_text, doubt_text, no_results_text, not_run_text, overtaken_text
 from rayfed.store.schemas import ANSWERED, WANT_OF_TIME
 
 if TYPE_CHECKING:
@@ -116,9 +122,9 @@ class Reached(Criterion):
             return None
         return min(value, self.metric.ceiling) if self.metric.higher_is_closer else -value
 
-    def lacking(self, row: Row) -> str:
+    def missing(self, row: Row) -> Missing:
         """Return the reason why the row of a finished attack has no usable result."""
-        return f"without a value of {self.metric.title}" if uncomputed(row, self.metric) else super().lacking(row)
+        return Missing.METRIC if uncomputed(row, self.metric) else super().missing(row)
 
     def near(self, row: Row) -> bool:
         """Return whether the reconstruction in a row of `attacks` exceeds the bound and beats the baseline."""
@@ -168,9 +174,9 @@ class Found(Reached):
             return None
         return self.named[row["arm"], row["batch_size"], row["attack"]][1]
 
-    def lacking(self, row: Row) -> str:
+    def missing(self, row: Row) -> Missing:
         """Return the reason why the row of a finished attack has no recovered labels."""
-        return "was given the labels" if labels_given(row) else "has no valid share of labels"
+        return Missing.LABELS_GIVEN if labels_given(row) else Missing.LABELS
 
     def near(self, row: Row) -> bool:
         """Return whether a row's update exceeds the bound, through an attack that exceeds the bound significantly."""
@@ -313,7 +319,8 @@ class Played:
             checks = []
             for finding in own:
                 check = _check(finding, bound, undefended(self.scenario, arm))
-                told = _guessed(finding, bound), check.reason, finding.behind
+                overtaken = overtaken_text(finding.overtaken) if finding.overtaken else ""
+                told = _guessed(finding, bound), check.reason, overtaken
                 check = self._with_what_else(replace(check, reason="; ".join(filter(None, told))))
                 checks.append(_with_gaps(check, bound.metric, rows))
             yield from (
@@ -331,9 +338,9 @@ class Played:
         if check.state != "passed":
             return check
         one = next(one for one in self._own if (one.arm, one.batch) == (check.arm, check.batch))
-        part, labels = in_part(one, criterion_of(self.scenario, self.attacks)), labels_beyond([one])
+        part, labels = part_text(one, criterion_of(self.scenario, self.attacks)), labels_beyond_text([one])
         if check.bound.of_labels:
-            part, labels = "", "" if one.labels and one.labels.lucky and not one.labels.whole else labels
+            part, labels = "", "" if one.labels and one.labels.by_chance else labels
         told = [f"recovered in part: {part}" if part else "", f"labels recovered: {labels}" if labels else ""]
         reason = "; ".join(filter(None, (check.reason, *told, self._budget(check))))
         state: State = "inconclusive" if part and self.modality == "pixels" else "passed"
@@ -350,7 +357,7 @@ class Played:
                 continue
             only_closed &= row["attack"] in closed
             if row.get("iterations"):
-                searches.setdefault(short_title(row), []).append(row["iterations"])
+                searches.setdefault(label_of(row), []).append(row["iterations"])
             if measured(row.get("seconds")):  # of the whole batch, repeated in the row of each sample
                 seconds[row["attack"], row["round"], row["victim"], row["repeat"]] = row["seconds"]
         counts = {name: f"{min(of):,}" + f" to {max(of):,}" * (min(of) < max(of)) for name, of in searches.items()}
@@ -390,7 +397,8 @@ class Played:
             return replace(check, state="not measured", reason="the run did not finish")
         if gaps := self._gaps(bound, arm):
             return replace(check, state="not measured", reason="; ".join(gaps))
-        unread = [one.lacking for one in self._own if one.arm == arm and one.lacking in (*UNREAD, UNTOLD)]
+        not_adaptive = reasons.NOT_ADAPTIVE | {Reason.DEFENCES_UNKNOWN}
+        unread = [REASONS[one.reason] for one in self._own if one.arm == arm and one.reason in not_adaptive]
         if bound.name == IDENTITY and unread:  # it is measured on reconstructions
             return replace(check, state="inconclusive", reason=unread[0])
         if not best or len(known) < len(found):
@@ -426,13 +434,15 @@ class Played:
         if not arm_spec(self.scenario, arm).get("defences"):
             return ""
         if recorded(self.scenario, arm):
-            return UNTOLD
-        asked, reasons = self._asked(bound, arm), [NOT_ADAPTIVE]
+            return REASONS[Reason.DEFENCES_UNKNOWN]
+        asked, why = self._asked(bound, arm), NOT_ADAPTIVE
         for title in sorted(exceeding):
             if knowledge_of(self.scenario, title) >= {"defence", "code"}:
-                said = (row["message"] or "" for row in asked[title])
-                reasons.append(next((one for one in said if UNREHEARSED in one or UNUSED in one), ""))
-        return "" if "" in reasons else reasons[-1]
+                unused = [row for row in asked[title] if row.get("reason") in OF_CODE]
+                if not unused:
+                    return ""
+                why = unused[0].get("message") or REASONS[Reason(unused[0]["reason"])]
+        return why
 
     def _found(self, bound: Bound, arm: str, among: Collection[str] | None = None) -> list[tuple[str, Estimate | None]]:
         """Return the bounded shares with their attacks, only of the attacks in `among` if given."""
@@ -590,22 +600,22 @@ def _check(found: Finding, bound: Bound, bare: bool) -> Check:
     value = found.best if found.best is None or bound.metric.higher_is_closer else -found.best
     exceeds = value is not None and bound.metric.passes(value, bound.limit)
     state, reason = _judged(found, bound, bare, exceeds)
-    return Check(found.arm, found.batch, bound, state, value, found.by, found.leaked, found.samples, reason)
+    by = attack_text(found.by)
+    return Check(found.arm, found.batch, bound, state, value, by, found.leaked, found.samples, reason)
 
 
 def _judged(found: Finding, bound: Bound, bare: bool, exceeds: bool) -> tuple[State, str]:
     """Return state and reason of a check; `exceeds` says whether the best value exceeds the bound."""
-    if found.state == "leaks":
+    if found.state == FindingState.LEAKS:
         return "failed", ""
-    if found.state in ("not measured", "nothing to attack"):
-        return "not measured", _gaps_of(
-            found
-        ) or "an attack that exceeds the bound without a defence has no result here"
+    if found.state in (FindingState.NOT_MEASURED, FindingState.NOTHING_TO_ATTACK):
+        gaps = _gaps_of(found, bound)
+        return "not measured", gaps or "an attack that exceeds the bound without a defence has no result here"
     if exceeds and bound.of_labels:
         guessed = found.labels is not None and found.labels.guesses.best >= bound.limit
         return "inconclusive", "a guess recovers as many labels" if guessed else BY_LUCK
-    if found.state == "inconclusive":
-        return "inconclusive", found.lacking or _too_weak(bound, exceeds)
+    if found.state == FindingState.INCONCLUSIVE:
+        return "inconclusive", doubt_text(found.doubt) if found.doubt else _too_weak(bound, exceeds)
     if exceeds and bound.name not in {leading(form).name for form in NOUNS}:  # the baseline is known of these only
         return (
             "inconclusive",
@@ -614,14 +624,14 @@ def _judged(found: Finding, bound: Bound, bare: bool, exceeds: bool) -> tuple[St
     if bare:
         return "inconclusive", "no other arm shows that these attacks can exceed the bound"
     if found.failed:  # with or without the defence, so their values are unknown
-        return "not measured", _gaps_of(found)
-    return "passed", _limits(found, exceeds)
+        return "not measured", _gaps_of(found, bound)
+    return "passed", _limits(found, bound, exceeds)
 
 
-def _gaps_of(found: Finding) -> str:
+def _gaps_of(found: Finding, bound: Bound) -> str:
     """Return why attacks of a finding have no result; empty if all have one."""
-    short = (f"{WANT_OF_TIME}: {', '.join(found.unplayed)}",) if found.unplayed else ()
-    return "; ".join((*short, *found.reasons))
+    short = [f"{WANT_OF_TIME}: {', '.join(map(not_run_text, found.not_run))}"] if found.not_run else []
+    return "; ".join([*short, *no_results_text(found, bound.name)])
 
 
 def _too_weak(bound: Bound, exceeds: bool) -> str:
@@ -631,10 +641,10 @@ def _too_weak(bound: Bound, exceeds: bool) -> str:
     return NOT_BEYOND_LUCK if bound.of_labels else NOT_EXCEEDED
 
 
-def _limits(found: Finding, exceeds: bool) -> str:
+def _limits(found: Finding, bound: Bound, exceeds: bool) -> str:
     """Return the limits of a passed check; empty if it covers all samples and attacks."""
     limits = [GUESSED] if exceeds else []
-    if gaps := _gaps_of(found):
+    if gaps := _gaps_of(found, bound):
         limits.append(f"no result: {gaps}")
     if found.shown not in (None, found.samples):
         limits.append(

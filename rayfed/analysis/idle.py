@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from rayfed.analysis.settings import Setting
-from rayfed.analysis.summary import arm_and_opponent, arm_spec, measured, undefended
+from rayfed.analysis.summary import arm_and_opponent, arm_spec, undefended
+from rayfed.evidence.rows import measured
 
 
 def with_idle(settings: Sequence[Setting], scenario: Mapping[str, Any]) -> list[Setting]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from rayfed.analysis.figures import OF_TWO, SINGLE, Grid, cell
 from rayfed.analysis.formats import NONE
 from rayfed.analysis.settings import Estimate, Setting, estimate
-from rayfed.analysis.summary import Row
+from rayfed.evidence.rows import Row
 
 _MEASURE = "label_accuracy"
 

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from rayfed.analysis.audit import Criterion, Finding, State
-from rayfed.analysis.summary import Row, arm_names
+from rayfed.analysis.summary import arm_names
 from rayfed.analysis.verdicts import criterion_of, run_findings
+from rayfed.evidence.criteria import Criterion
+from rayfed.evidence.findings import Finding, State
+from rayfed.evidence.rows import Row
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ def leakage_rows(scenario: Mapping[str, Any], attacks: Sequence[Row], finished: 
 
 
 def _unattacked(arm: str) -> LeakageRow:
-    return LeakageRow(arm, None, "not measured", 0, 0, None, None, None, None, None, None)
+    return LeakageRow(arm, None, State.NOT_MEASURED, 0, 0, None, None, None, None, None, None)
 
 
 def _row(finding: Finding, attacks: Sequence[Row], criterion: Criterion) -> LeakageRow:

@@ -20,6 +20,7 @@ from rayfed.analysis.sweep_folder import SweepFolder, is_sweep
 from rayfed.analysis.unanswered import closed_forms
 from rayfed.analysis.verdicts import Verdict, verdicts, verdicts_table
 from rayfed.errors import RunError, nearest
+from rayfed.evidence.rows import Row, measured
 from rayfed.store import exits
 from rayfed.store.folder import RunFolder
 from rayfed.store.schemas import TABLES, image_key
@@ -217,7 +218,7 @@ class Run(Results):
 
     def worst(self, count: int = 6) -> list[tuple[Picture, Mapping[str, Any]]]:
         """Return the `count` stored reconstructions with the highest PSNR, each with the row of `attacks`."""
-        scored = {_key(row): row for row in self.attacks.to_pylist() if summary.measured(row["psnr"])}
+        scored = {_key(row): row for row in self.attacks.to_pylist() if measured(row["psnr"])}
         kept = [row for row in self._pictures() if _key(row) in scored]
         kept = sorted(kept, key=lambda row: -scored[_key(row)]["psnr"])[:count]
         return [(Picture.of(row), scored[_key(row)]) for row in kept]
@@ -277,7 +278,7 @@ class Sweep(Results):
         runs = dict.fromkeys(row["run"] for one in met for row in one.rows)
         attacks = {run: sweep.trial(run).read_table("attacks").to_pylist() for run in runs}
 
-        def rows(one: settings.Setting) -> list[summary.Row]:
+        def rows(one: settings.Setting) -> list[Row]:
             found = (row for trial in one.rows for row in attacks[trial["run"]])
             return [row for row in found if (row["arm"], row["attack"]) == (one.arm, one.attack)]
 

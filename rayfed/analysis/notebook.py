@@ -13,7 +13,7 @@ from PIL import Image
 from rayfed.analysis.figures import Grid, grid, said
 from rayfed.analysis.pictures import Picture
 from rayfed.analysis.settings import Setting
-from rayfed.analysis.summary import Row
+from rayfed.evidence.rows import Row
 
 MOST = 20
 """Maximum number of settings to show."""

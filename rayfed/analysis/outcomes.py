@@ -12,15 +12,17 @@ from typing import Any
 import pyarrow as pa
 
 from rayfed.analysis import summary
-from rayfed.analysis.audit import NO_CODE, NONE_WORKS, UNEXPLAINED_PART, State, explains, findings
 from rayfed.analysis.settings import INAPPLICABLE, estimate
-from rayfed.analysis.summary import Leak, Row, arm_spec, code_given, undefended, warmed_up
+from rayfed.analysis.summary import Leak, arm_spec, undefended, warmed_up
 from rayfed.analysis.unanswered import closed_forms, counted
-from rayfed.analysis.verdicts import criterion_of, weightiest
+from rayfed.analysis.verdicts import criterion_of
 from rayfed.documents import yaml_flow
-from rayfed.hidden import CHANNELS
+from rayfed.evidence.findings import State, explains, findings, worst_state
+from rayfed.evidence.rows import Row, code_given
 from rayfed.metrics.measures import JUDGED, MEASURES, extreme_of
 from rayfed.metrics.roc import share
+from rayfed.reasons import CHANNELS, Reason
+from rayfed.report.text.reasons import REASONS, doubt_text, no_results_text, not_run_text
 from rayfed.store import exits
 from rayfed.store.folder import RunFolder
 from rayfed.store.schemas import OUTCOME_FIELDS, TRIAL_FIELDS, WANT_OF_TIME
@@ -89,7 +91,7 @@ def with_verdicts(
 
     An attack works if it leaks on an undefended arm with the same model and the same `alike`, with equal batch size and
     number of images. An arm with defences is inconclusive unless, at each batch size, a working attack has the
-    defences' code and explains as many samples as any attack (`rayfed.analysis.audit.UNREAD`).
+    defences' code and explains as many samples as any attack (`rayfed.reasons.NOT_ADAPTIVE`).
     """
 
     def key(row: Row) -> Any:
@@ -115,7 +117,9 @@ def with_verdicts(
         if row.get("result") == "not reconstructed":
             met.setdefault((place(row), row.get("batch_size")), []).append(row)
     unread = {
-        place(cell[0]): NONE_WORKS if any(_reads(row, cell) for row in cell) else NO_CODE
+        place(cell[0]): (
+            Reason.NO_ADAPTIVE_ATTACK_WORKS if any(_reads(row, cell) for row in cell) else Reason.NO_ADAPTIVE_ATTACK
+        )
         for cell in met.values()
         if not any(_reads(row, cell) and played(row) in working.get(key(row), set()) for row in cell)
     }
@@ -128,8 +132,8 @@ def with_verdicts(
         if row.get("result") != "not reconstructed":
             return {**row, "verdict": "inconclusive" if blind and found == "not reconstructed" else found}
         if blind and found == "not reconstructed":
-            why = UNEXPLAINED_PART if place(row) in unexplained else unread[place(row)]
-            return {**row, "verdict": "inconclusive", "reason": why}
+            why = Reason.ADAPTIVE_NOT_CONVERGED if place(row) in unexplained else unread[place(row)]
+            return {**row, "verdict": "inconclusive", "reason": REASONS[why]}
         return {**row, "verdict": found, "reason": None}
 
     return [judged(row) for row in rows]
@@ -145,14 +149,15 @@ def _reads(row: Row, cell: Sequence[Row]) -> bool:
 def _verdict(answers: Mapping[Any, str], working: Collection[Any]) -> State:
     """Return the verdict on an arm from each attack's result there and on undefended arms."""
     states = set(answers.values())
-    if "leaks" in states:
-        return "leaks"
-    if states == {"nothing to attack"}:
-        return "nothing to attack"
-    told = states - {"nothing to attack", INAPPLICABLE} | {answers.get(played) for played in working}
-    if not told or not told <= {"not reconstructed", "inconclusive"}:
-        return "not measured"
-    return "not reconstructed" if working and "inconclusive" not in states else "inconclusive"
+    if State.LEAKS in states:
+        return State.LEAKS
+    if states == {State.NOTHING_TO_ATTACK}:
+        return State.NOTHING_TO_ATTACK
+    told = states - {State.NOTHING_TO_ATTACK, INAPPLICABLE} | {answers.get(played) for played in working}
+    if not told or not told <= {State.NOT_RECONSTRUCTED, State.INCONCLUSIVE}:
+        return State.NOT_MEASURED
+    held = working and State.INCONCLUSIVE not in states
+    return State.NOT_RECONSTRUCTED if held else State.INCONCLUSIVE
 
 
 def _training_time(rounds: Sequence[Row]) -> dict[str, float | None]:
@@ -238,17 +243,20 @@ def _met(row: Row) -> tuple[str, str]:
 
 def _answer(scenario: Mapping[str, Any], rows: Sequence[Row], finished: bool) -> dict[str, Any]:
     """Return `answer` and `why` of one attack on one arm, from its own rows: a `State`, or "not applicable"."""
-    if all(row["status"] == INAPPLICABLE and not (row["message"] or "").startswith(CHANNELS) for row in rows):
+    if all(row["status"] == INAPPLICABLE and row.get("reason") not in CHANNELS for row in rows):
         return {"result": INAPPLICABLE}
     closed = closed_forms(scenario)
     arm, criterion = rows[0]["arm"], criterion_of(scenario, rows)
     changed = not undefended(scenario, arm)
     found = findings(rows, criterion, undefended=[arm], finished=finished, closed=closed, changed=changed)
-    state = weightiest(found)
+    state = worst_state(found)
     explained = code_given(rows[0]) and explains(rows, rows)
     silent = [one for one in found if one.state == state and state in ("inconclusive", "not measured")]
-    reasons = [reason for one in silent for reason in (one.lacking, *one.reasons) if reason]
-    reasons += [f"{WANT_OF_TIME}: {name}" for one in silent for name in one.unplayed]
+    reasons = []
+    for one in silent:
+        reasons += [doubt_text(one.doubt)] if one.doubt else []
+        reasons += no_results_text(one)
+    reasons += [f"{WANT_OF_TIME}: {not_run_text(each)}" for one in silent for each in one.not_run]
     near = max((one for one in found if one.state == state), key=lambda one: one.best or 0.0)
     guessed = None if near.best is None or near.gain is None else near.best - near.gain
     figures = {"max_similarity": near.best, "baseline_similarity": guessed}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rayfed.analysis.settings import Setting
-from rayfed.analysis.summary import Row
+from rayfed.evidence.rows import Row
 from rayfed.metrics.measures import MEASURES
 from rayfed.privacy.printing import at_most
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rayfed.analysis.membership import pooled, roc
-from rayfed.analysis.summary import Row, measured
+from rayfed.evidence.rows import Row, measured
 from rayfed.metrics.roc import Estimate, false_positives, needed, share
 from rayfed.privacy.printing import share_at_most
 from rayfed.store.folder import RunFolder

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from rayfed.analysis.summary import Row, measured
 from rayfed.errors import UserError, nearest
+from rayfed.evidence.rows import Row, measured
 from rayfed.metrics.known import METRICS
 
 _FIRST = ("psnr", "ssim")

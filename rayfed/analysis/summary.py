@@ -18,10 +18,9 @@ import pyarrow as pa
 
 from rayfed import registry
 from rayfed.analysis.membership import Roc, roc
+from rayfed.evidence.rows import Row, knowledge_in, label_of, labels_given, measured
 from rayfed.metrics.known import METRICS
 from rayfed.store.schemas import VERSUS
-
-Row = Mapping[str, Any]
 
 _OF_SAMPLES = tuple(metric.name for metric in METRICS.values() if metric.compares != "labels")
 _LEADING = tuple(metric.name for metric in METRICS.values() if metric.leads)[::-1]
@@ -49,6 +48,8 @@ class Leak:
 
     arm: str
     attack: str
+    label: str
+    """Name of the attack in results, which attacks on other batch sizes may share."""
     images: int
     """Number of reconstructed images, counting each repeat."""
     setting: str
@@ -75,6 +76,8 @@ class Claim:
 
     arm: str
     attack: str
+    label: str
+    """Name of the attack in results."""
     metric: str
     value: Spread | None
     chance: Spread | None
@@ -201,16 +204,6 @@ def arm_spec(scenario: Row, arm: str) -> Row:
     return own if isinstance(own, Mapping) else {"defences": own}
 
 
-def labels_given(row: Row) -> bool:
-    """Return whether the attacker in a row of `attacks` was given the labels, so that the attack recovers none."""
-    return "labels" in (row["knowledge"] or "").split(",")
-
-
-def code_given(row: Row) -> bool:
-    """Return whether the attacker in a row of `attacks` knows the code of the defences."""
-    return "code" in (row.get("knowledge") or "").split(",")
-
-
 def knowledge_of(scenario: Row, attack: str) -> set[str]:
     """Return the grants (given knowledge) of an attack with some title, from the scenario."""
     specs = [one for one in scenario.get("attacks") or [] if isinstance(one, Mapping)]
@@ -242,6 +235,7 @@ def _leak(rows: Sequence[Row], thresholds: Mapping[str, float]) -> Leak:
     return Leak(
         arm=rows[0]["arm"],
         attack=rows[0]["attack"],
+        label=label_of(rows[0]),
         images=sum(any(measured(row.get(name)) for name in _OF_SAMPLES) for row in rows),
         setting=setting(rows),
         scores={
@@ -290,6 +284,7 @@ def _claim(rows: Sequence[Row]) -> Claim:
     return Claim(
         arm=rows[0]["arm"],
         attack=rows[0]["attack"],
+        label=label_of(rows[0]),
         metric=rows[0]["metric"],
         value=spread(row["value"] for row in answered),
         chance=spread(row["chance"] for row in answered),
@@ -306,7 +301,7 @@ def setting(rows: Sequence[Row]) -> str:
     count = "–".join(str(size) for size in dict.fromkeys(sizes[:1] + sizes[-1:]))
     samples = f" of {count} sample{'' if sizes[-1] == 1 else 's'}" if sizes else ""
     observed = _described("views", rows[0]["observes"] or "update") + samples
-    knowledge = [_described("grants", name) for name in (rows[0]["knowledge"] or "").split(",") if name]
+    knowledge = [_described("grants", name) for name in knowledge_in(rows[0])]
     return " and ".join([observed, *knowledge]) if knowledge else f"only {observed}"
 
 
@@ -404,11 +399,6 @@ def label_mix(partition: pa.Table) -> LabelMix | None:
         samples=(int(samples.min()), float(np.median(samples)), int(samples.max())),
         classes_held=(int(held.min()), float(np.median(held)), int(held.max())),
     )
-
-
-def measured(value: float | None) -> bool:
-    """Return whether a value is a number: neither None nor NaN."""
-    return value is not None and not isnan(value)
 
 
 def _defences(scenario: Row, arm: str) -> list[str]:

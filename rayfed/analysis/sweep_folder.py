@@ -91,7 +91,7 @@ class SweepFolder:
         found = completed(found, pa.schema([field for field in expected if field.name not in swept]))
         for field in expected:
             own = found.schema.field(field.name).type if field.name in swept else field.type
-            if not (pa.types.is_primitive(own) or pa.types.is_string(own)):
+            if field.name in swept and not (pa.types.is_primitive(own) or pa.types.is_string(own)):
                 raise ValueError(f"column '{field.name}' is {own}")
             columns.append(pa.field(field.name, own, nullable=field.name not in _ALWAYS))
         known = checked(found.select([field.name for field in columns]).cast(pa.schema(columns)))

@@ -13,6 +13,7 @@ from typing import Any
 
 from rayfed.analysis.settings import Setting, of_attacks
 from rayfed.analysis.summary import undefended
+from rayfed.evidence.rows import knowledge_in
 from rayfed.metrics.measures import JUDGED, MEASURES, extreme_of
 
 _OF_DEFENCES = {"defence", "code"}
@@ -21,7 +22,7 @@ _MASK = "; if the defence exposes a mask (`exposed`), check that first"
 _WORST = {extreme_of(metric.name) for metric in JUDGED}
 _NEARLY = 0.01
 """Maximum relative difference that does not count as a failure."""
-_OF_ATTACKERS = ("label", "knowledge", "averages")
+_OF_ATTACKERS = ("label", "group", "knowledge", "averages")
 """Fields that may differ between twins."""
 
 
@@ -40,7 +41,7 @@ def with_twins(settings: Sequence[Setting], scenario: Mapping[str, Any]) -> list
 
 def failures(settings: Sequence[Setting]) -> list[str]:
     """Return a sentence for every attack that did worse than a twin with less knowledge, with arms and measures."""
-    known = {one.attack: set((one.rows[0].get("knowledge") or "").split(",")) for one in settings}
+    known = {one.attack: set(knowledge_in(one.rows[0])) for one in settings}
     arms: dict[tuple[str, str], dict[str, list[str]]] = {}
     for one in settings:
         for measure, twin in one.outdone.items():

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from rayfed.analysis.audit import CLOSED_FORMS
-from rayfed.analysis.summary import Row
+from rayfed.evidence.rows import Row
 
 BROKEN = "‡"
 """Mark of a value that includes attacks that diverged or failed."""

@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from rayfed import registry
-from rayfed.analysis.audit import (
-    FEWEST,
-    GIVEN,
-    IN_ANOTHER_ORDER,
-    METHODS,
-    NEAR,
-    NO_CODE,
-    NONE_WORKS,
-    UNCOMPARED,
-    UNEXPLAINED,
-    Criterion,
-    Finding,
-    State,
-    by_luck,
-    findings,
-    labels_beyond,
-    modality_of,
-    played_by,
-    sentence,
-    unread,
-)
+from rayfed.analysis.audit import FEWEST, METHODS
 from rayfed.analysis.membership import area, in_words, stated, untold
-from rayfed.analysis.summary import Claim, Row, arm_names, arm_spec, claims, recorded, undefended
+from rayfed.analysis.summary import Claim, arm_names, arm_spec, claims, recorded, undefended
 from rayfed.analysis.unanswered import closed_forms
-from rayfed.hidden import UNREHEARSED, UNSOLVED, UNUSED
+from rayfed.evidence.criteria import Criterion, modality_of
+from rayfed.evidence.findings import Doubt, Finding, State, cells_without_adaptive_attack, findings, worst_state
+from rayfed.evidence.rows import Row
 from rayfed.metrics.known import NOUNS, leading, modality_by
+from rayfed.reasons import NEAR, Reason
+from rayfed.report.text.findings import labels_beyond_text
+from rayfed.report.text.reasons import attack_text, doubt_text, no_results_text, not_run_text, pending_text
 from rayfed.store.folder import SCENARIO
 from rayfed.store.schemas import UNPLAYED
 
@@ -43,8 +28,6 @@ if TYPE_CHECKING:
 
 MOST = 10
 """Maximum number of arms that a line names."""
-WEIGHT: tuple[State, ...] = ("leaks", "not measured", "inconclusive", "not reconstructed", "nothing to attack")
-"""States from worst to best. The worst state over all batch sizes counts for an arm."""
 
 
 @dataclass(frozen=True)
@@ -53,22 +36,25 @@ class Verdict:
 
     arm: str
     state: State
-    """Worst state over its batch sizes (`WEIGHT`)."""
-    sentence: str
+    """Worst state over its batch sizes."""
+    findings: tuple[Finding, ...] = ()
+    """Findings by batch size; empty if no attack that reconstructs samples was run."""
     closest: Row | None = None
     """Row of the best reconstruction among leaks, or among all if nothing leaks."""
-    labels: str = ""
-    """Labels that attackers recover beyond the baseline, with figures; empty if there are none."""
-    by_luck: bool = False
-    """Whether this may be due to chance, as the best of many attackers."""
-    inferred: bool = False
-    """Whether only attacks without reconstructions, such as membership inference, were run."""
-    figure: str = ""
-    """Maximum of their results, such as `AUC 0.648`."""
-    lacking: tuple[str, ...] = ()
-    """Reasons of its findings (`Finding.lacking`)."""
-    untold: tuple[str, ...] = ()
-    """Rates of membership attacks that too few non-members leave unknown, with the reason."""
+    claims: tuple[Claim, ...] = ()
+    """Results of attacks without reconstructions, such as membership inference."""
+    finished: bool = True
+    """Whether the run has finished; before, only leaks are known."""
+
+    @property
+    def inferred(self) -> bool:
+        """Return whether only attacks without reconstructions were run."""
+        return bool(self.claims) and not self.findings and self.finished
+
+    @property
+    def figure(self) -> str:
+        """Return the maximum of the results without reconstructions, such as `AUC 0.648`; empty without results."""
+        return _most(self.claims)
 
     @property
     def badge(self) -> str:
@@ -78,12 +64,33 @@ class Verdict:
     @property
     def answered(self) -> bool:
         """Return whether the attacks support a statement on the arm; False for an inconclusive arm."""
-        return self.state not in ("not measured", "inconclusive")
+        return self.state not in (State.NOT_MEASURED, State.INCONCLUSIVE)
 
+    @property
+    def labels(self) -> str:
+        """Return the labels that attackers recover beyond the baseline, with figures; empty if there are none."""
+        return labels_beyond_text(self.findings)
 
-def weightiest(found: Sequence[Finding]) -> State:
-    """Return the worst state among some findings (`WEIGHT`); "not measured" without findings."""
-    return next((state for state in WEIGHT if any(finding.state == state for finding in found)), "not measured")
+    @property
+    def labels_by_chance(self) -> bool:
+        """Return whether all labels recovered beyond the baseline may be due to chance."""
+        beyond = [one.labels for one in self.findings if one.labels and one.labels.beyond]
+        return bool(beyond) and all(one.by_chance for one in beyond) and not self.targets_beyond
+
+    @property
+    def targets_beyond(self) -> bool:
+        """Return whether targets were recovered with a smaller error than by guessing the median."""
+        return any(one.targets_beyond for one in self.findings)
+
+    @property
+    def reasons(self) -> frozenset[Reason]:
+        """Return the reasons of the findings whose results do not decide."""
+        return frozenset(one.reason for one in self.findings if one.reason)
+
+    @property
+    def unknown_rates(self) -> list[str]:
+        """Return texts on the rates of membership attacks that too few non-members leave unknown."""
+        return list(dict.fromkeys(said for claim in self.claims if claim.roc for said in untold(claim.roc)))
 
 
 def closest(attacks: Sequence[Row], criterion: Criterion) -> Row | None:
@@ -113,23 +120,26 @@ def run_findings(
 
     Attacks show that they work on arms without a defence that have the same model.
     """
-    found, why, criterion = [], dict[tuple[str, int], str](), criterion or criterion_of(scenario, attacks)
+    criterion = criterion or criterion_of(scenario, attacks)
+    closed, short = closed_forms(scenario), short_searches(scenario)
+    found: list[Finding] = []
+    not_adaptive: dict[tuple[str, int], Reason] = {}
     models = {arm: repr(arm_spec(scenario, arm).get("model")) for arm in dict.fromkeys(row["arm"] for row in attacks)}
     for model in dict.fromkeys(models.values()):
         alike = [arm for arm, own in models.items() if own == model]
         rows, bare = [row for row in attacks if row["arm"] in alike], [a for a in alike if undefended(scenario, a)]
-        found += findings(rows, criterion, _brief(scenario), bare, finished, closed_forms(scenario))
-        why |= unread(rows, criterion, bare, closed_forms(scenario))
-    own = {arm for arm in models if has_own(scenario, arm)}
-    told = []
-    for one in found:
-        held = one.state == "not reconstructed" and bool(arm_spec(scenario, one.arm).get("defences"))
-        if held and (lacking := why.get((one.arm, one.batch))):
-            one = replace(one, state="inconclusive", lacking=UNTOLD if recorded(scenario, one.arm) else lacking)
-        elif held and one.arm in own:
-            one = replace(one, caveat=TRIED)
-        told.append(one)
-    return told
+        found += findings(rows, criterion, short, bare, finished, closed)
+        not_adaptive |= cells_without_adaptive_attack(rows, criterion, bare, closed)
+    return [_with_adaptive_attacks(scenario, one, not_adaptive.get((one.arm, one.batch))) for one in found]
+
+
+def _with_adaptive_attacks(scenario: Mapping[str, Any], finding: Finding, reason: Reason | None) -> Finding:
+    """Return a finding as inconclusive if its defence holds only because no adaptive attack is valid (`reason`)."""
+    held = finding.state == State.NOT_RECONSTRUCTED and bool(arm_spec(scenario, finding.arm).get("defences"))
+    if held and reason:
+        reason = Reason.DEFENCES_UNKNOWN if recorded(scenario, finding.arm) else reason
+        return replace(finding, state=State.INCONCLUSIVE, doubt=Doubt(reason))
+    return replace(finding, code_of_user=True) if held and has_own(scenario, finding.arm) else finding
 
 
 def has_own(scenario: Mapping[str, Any], arm: str) -> bool:
@@ -140,8 +150,6 @@ def has_own(scenario: Mapping[str, Any], arm: str) -> bool:
     return not all(known.get(name, name).startswith("rayfed.") for name in names)
 
 
-UNTOLD = "the attackers of a replay do not know the defences of the federation"
-TRIED = "the attacker ran the defence's code on its own gradients only, and it may act differently on others"
 NOTHING_REBUILT = "no attack that reconstructs samples was run"
 UNFINISHED = "the run is not finished, and no attack that reconstructs samples is done"
 """Why an arm without rows of attacks is not measured, in a finished and in an unfinished run."""
@@ -151,31 +159,33 @@ def verdicts(
     scenario: Mapping[str, Any], attacks: Sequence[Row], inferences: Sequence[Row], finished: bool = True
 ) -> list[Verdict]:
     """Return a verdict on every arm; for an unfinished run, verdicts on leaks only."""
-    arms = arm_names(scenario, attacks, inferences)
     found, criterion = run_findings(scenario, attacks, finished), criterion_of(scenario, attacks)
     inferred = claims(inferences, arm_names(scenario, inferences))
-    told = []
-    for place, arm in enumerate(arms):
-        own = [finding for finding in found if finding.arm == arm]
-        earlier = [finding for finding in found if finding.arm in arms[:place]]
-        mine = [claim for claim in inferred if claim.arm == arm]
-        others = [claimed(claim) for claim in mine]
-        few = tuple(dict.fromkeys(said for claim in mine if claim.roc for said in untold(claim.roc)))
-        if own:
-            words = [sentence(own, criterion, earlier)]
-        elif others and finished:
-            words = [f"{arm}: {NOTHING_REBUILT}"]
-        else:
-            words = [f"{arm}: NOT MEASURED: {NOTHING_REBUILT if finished else UNFINISHED}"]
-        words += others
-        parts = {one.part.attack for one in own if one.part and not any(each.leaked for each in own)}
-        rows = [row for row in attacks if row["arm"] == arm]
-        nearest = closest([row for row in rows if played_by(row) in parts] or rows, criterion)
-        alone = bool(others) and not own and finished
-        named = labels_beyond(own), by_luck(own)
-        lacking = tuple(one.lacking for one in own if one.lacking)
-        told.append(Verdict(arm, weightiest(own), "; ".join(words), nearest, *named, alone, _most(mine), lacking, few))
-    return told
+    return [
+        _verdict(
+            arm,
+            tuple(one for one in found if one.arm == arm),
+            [row for row in attacks if row["arm"] == arm],
+            tuple(claim for claim in inferred if claim.arm == arm),
+            criterion,
+            finished,
+        )
+        for arm in arm_names(scenario, attacks, inferences)
+    ]
+
+
+def _verdict(
+    arm: str,
+    found: tuple[Finding, ...],
+    attacks: Sequence[Row],
+    inferred: tuple[Claim, ...],
+    criterion: Criterion,
+    finished: bool,
+) -> Verdict:
+    """Return the verdict on one arm from its findings, rows of `attacks` and inferences."""
+    parts = {one.part.attack for one in found if one.part} if not any(one.leaked for one in found) else set()
+    rows = [row for row in attacks if row["attack"] in parts] or attacks
+    return Verdict(arm, worst_state(found), found, closest(rows, criterion), inferred, finished)
 
 
 COLUMNS = pa.schema(
@@ -218,7 +228,7 @@ def verdicts_table(
             "metric": metric,
             "max_similarity": one.best,
             "above_baseline": one.gain,
-            "attack": one.by or None,
+            "attack": attack_text(one.by) or None,
             "leaked": one.leaked,
             "samples": one.samples,
             "parts_recovered": one.part.found if one.part else None,
@@ -226,7 +236,7 @@ def verdicts_table(
             "labels": one.labels.share if one.labels else None,
             "labels_baseline": (one.labels.guesses.best or None) if one.labels else None,
             "labels_by_chance": one.labels.lucky if one.labels else None,
-            "reason": "; ".join(filter(None, (one.lacking, *one.awaited, *one.unplayed, *one.reasons))) or None,
+            "reason": reason_text(one) or None,
         }
         for arm in arms
         for one in found
@@ -237,6 +247,14 @@ def verdicts_table(
     told = {arm: [claimed(one) for one in claims(inferences, arms) if one.arm == arm] for arm in silent if finished}
     rows += [{"arm": arm, "verdict": "not measured", "reason": "; ".join([why, *told.get(arm, [])])} for arm in silent]
     return pa.Table.from_pylist(sorted(rows, key=lambda row: arms.index(str(row["arm"]))), COLUMNS)
+
+
+def reason_text(finding: Finding) -> str:
+    """Return all reasons why a finding does not decide, and why attacks have no result; empty if there are none."""
+    parts = [doubt_text(finding.doubt)] if finding.doubt else []
+    parts += [pending_text(one) for one in finding.pending_attacks]
+    parts += [not_run_text(one) for one in finding.not_run]
+    return "; ".join([*parts, *no_results_text(finding)])
 
 
 def headline(scenario: Mapping[str, Any], told: Sequence[Verdict]) -> list[str]:
@@ -261,7 +279,7 @@ def labels_alone(told: Sequence[Verdict]) -> list[str]:
     """Return a sentence on the arms that leak labels but no samples; empty if there are none."""
     alike: dict[str, list[str]] = {}
     for verdict in told:
-        if verdict.labels and verdict.state != "leaks":
+        if verdict.labels and verdict.state != State.LEAKS:
             alike.setdefault(verdict.labels, []).append(verdict.arm)
     if not alike:
         return []
@@ -272,41 +290,40 @@ def labels_alone(told: Sequence[Verdict]) -> list[str]:
 
 
 _ANSWERS: tuple[tuple[tuple[State, ...], str, str], ...] = (
-    (("leaks",), "leaks", "leak"),
-    (("not measured",), "was not measured", "were not measured"),
+    ((State.LEAKS,), "leaks", "leak"),
+    ((State.NOT_MEASURED,), "was not measured", "were not measured"),
     (
-        ("inconclusive",),
+        (State.INCONCLUSIVE,),
         "is inconclusive",
         "are inconclusive",
     ),
     (
-        ("not reconstructed",),
+        (State.NOT_RECONSTRUCTED,),
         "was not reconstructed by these attacks",
         "were not reconstructed by these attacks",
     ),
-    (("nothing to attack",), "sends nothing to attack", "send nothing to attack"),
+    ((State.NOTHING_TO_ATTACK,), "sends nothing to attack", "send nothing to attack"),
 )
 
 
-_ADVICE: tuple[tuple[str, str], ...] = (
-    (NO_CODE, "run an adaptive attack on {arms}: add `knowledge: [defence, code]` to an attack."),
-    (
-        NONE_WORKS,
+_ADVICE = {
+    Reason.NO_ADAPTIVE_ATTACK: "run an adaptive attack on {arms}: add `knowledge: [defence, code]` to an attack.",
+    Reason.NO_ADAPTIVE_ATTACK_WORKS: (
         "add `knowledge: [defence, code]` to an attack that succeeds without a defence, to attack {arms}, or give the "
-        "adaptive attacks more iterations.",
+        "adaptive attacks more iterations."
     ),
-    (UNTOLD, "measure the federation's defence itself with adaptive attackers (rayfed audit --defence)."),
-    (
-        UNUSED,
-        "write an attack that uses the code of the defence of {arms}, or change the defence. More time does not help.",
+    Reason.DEFENCES_UNKNOWN: (
+        "measure the federation's defence itself with adaptive attackers (rayfed audit --defence)."
     ),
-    (
-        UNSOLVED,
-        "write an attack on the buffers that clients of {arms} return, or return none. More time does not help.",
+    Reason.CODE_PARTLY_USED: (
+        "write an attack that uses the code of the defence of {arms}, or change the defence. More time does not help."
     ),
-    (UNREHEARSED, "read why the defences of {arms} could not be run by an attacker. More time does not help."),
-)
-"""Pairs (reason of an inconclusive finding, advice). The first reason that applies counts."""
+    Reason.BUFFERS_NOT_SOLVED: (
+        "write an attack on the buffers that clients of {arms} return, or return none. More time does not help."
+    ),
+    Reason.CODE_NOT_RUN: "read why the defences of {arms} could not be run by an attacker. More time does not help.",
+}
+"""Advice by reason of an inconclusive finding. The first reason that applies counts."""
 
 
 def next_step(
@@ -327,20 +344,20 @@ def next_step(
     if not attacks:
         return ""
     states = {verdict.state for verdict in told}
-    if states == {"leaks"}:  # more time does not change this
+    if states == {State.LEAKS}:  # more time does not change this
         return "Next: every arm leaks. Try a stronger or another defence (rayfed list defences)."
     if step := _step_of_time(attacks, told, enough, fewer):
         return step
-    inconclusive = [verdict for verdict in told if verdict.state == "inconclusive"]
-    if step := _step_of_reasons(scenario, inconclusive, "leaks" in states):
+    inconclusive = [verdict for verdict in told if verdict.state == State.INCONCLUSIVE]
+    if step := _step_of_reasons(scenario, inconclusive, State.LEAKS in states):
         return step
-    bare = any(undefended(scenario, v.arm) and v.state == "not reconstructed" for v in told)
-    if inconclusive or (bare and "leaks" not in states):
-        first = "" if "leaks" in states else "an attack that fails without a defence is no evidence for a defence: "
+    bare = any(undefended(scenario, v.arm) and v.state == State.NOT_RECONSTRUCTED for v in told)
+    if inconclusive or (bare and State.LEAKS not in states):
+        first = "" if State.LEAKS in states else "an attack that fails without a defence is no evidence for a defence: "
         return f"Next: {first}give the searches more iterations{_command(scenario, run)}"
-    if "not measured" in states:
+    if State.NOT_MEASURED in states:
         return "Next: see above why attacks returned no result."
-    held = [verdict.arm for verdict in told if verdict.state == "not reconstructed"]
+    held = [verdict.arm for verdict in told if verdict.state == State.NOT_RECONSTRUCTED]
     if not held:
         return ""
     return f"Next: attack {', '.join(held[:MOST])} for longer{_command(scenario, run)}"
@@ -359,19 +376,20 @@ def _step_of_time(attacks: Sequence[Row], told: Sequence[Verdict], enough: str |
 def _step_of_reasons(scenario: Mapping[str, Any], inconclusive: Sequence[Verdict], leaks: bool) -> str:
     """Return the advice on the first reason of `_ADVICE` that an inconclusive arm has; empty if there is none."""
 
-    def arms_with(reason: str) -> list[str]:
-        return [verdict.arm for verdict in inconclusive if any(reason in one for one in verdict.lacking)]
+    def arms_with(reasons: Collection[Reason]) -> list[str]:
+        return [verdict.arm for verdict in inconclusive if verdict.reasons & set(reasons)]
 
-    for reason, advice in _ADVICE:
-        if arms := arms_with(reason):
+    for reason, advice in _ADVICE.items():
+        if arms := arms_with({reason}):
             return f"Next: {advice.format(arms=', '.join(arms))}"
-    unfinished = any(undefended(scenario, arm) for arm in arms_with(UNEXPLAINED))
-    if (arms := arms_with(UNCOMPARED)) and not unfinished:  # a search that does not end without a defence comes first
+    unfinished = any(undefended(scenario, arm) for arm in arms_with({Reason.NOT_CONVERGED}))
+    # a search that does not end without a defence comes first
+    if (arms := arms_with({Reason.ADAPTIVE_NOT_COMPARED})) and not unfinished:
         return (
             f"Next: these attacks cannot be checked against the update of {', '.join(arms)}, and more time does not "
             "help. Use a defence with a privacy account to bound every attack."
         )
-    if arms := arms_with(NEAR if leaks else IN_ANOTHER_ORDER):
+    if arms := arms_with(NEAR if leaks else {Reason.TOKENS_IN_ANOTHER_ORDER}):
         return f"Next: compare the reconstructions of {', '.join(arms)} with the originals (output.images: all)."
     return ""
 
@@ -399,18 +417,11 @@ def guess(scenario: Mapping[str, Any], attacks: Sequence[Row]) -> str:
     return f"Baseline: the best guess without the update ({typical}). A leak has to beat it.{closest}"
 
 
-def attackers(told: Sequence[Verdict]) -> str:
-    """Return an explanation of the attackers that the verdicts name; empty if they name none."""
-    met = [name for name in GIVEN if any(f", {name}" in verdict.sentence for verdict in told)]
-    given = "; ".join(f"{name}: {GIVEN[name]}" for name in met)
-    return f"Attackers know: {given}." if met else ""
-
-
 def rates(told: Sequence[Verdict]) -> str:
     """Return the legend of membership attacks; empty if no membership attack was run."""
-    if not any("AUC" in verdict.sentence for verdict in told):
+    if not any(claim.roc for verdict in told for claim in verdict.claims):
         return ""
-    few = "".join(f" {said}." for said in dict.fromkeys(said for verdict in told for said in verdict.untold))
+    few = "".join(f" {said}." for said in dict.fromkeys(said for verdict in told for said in verdict.unknown_rates))
     return (
         "AUC: probability that a member scores above a non-member, 0.5 by chance; pooled over clients, whose scores "
         "are standardised. TPR at 1 % FPR: share of members identified if 1 % of non-members are taken for members; "
@@ -448,12 +459,12 @@ def _shown(claim: Claim) -> float:
     return claim.roc.auc.value if claim.roc else claim.value.mean if claim.value else 0.0
 
 
-def _brief(scenario: Mapping[str, Any]) -> list[str]:
-    """Return the titles of searches with at most `FEWEST` evaluations."""
+def short_searches(scenario: Mapping[str, Any]) -> list[str]:
+    """Return the titles of an audit's searches that ran at most `FEWEST` evaluations."""
     evaluations = {method.name: method.evaluations for method in METHODS if method.evaluations}
     return [
-        str(attack.get("label")).partition(",")[0]
+        str(attack["label"])
         for attack in scenario.get("attacks") or []
-        if isinstance(attack, Mapping) and attack.get("label") and attack.get("name") in evaluations
+        if isinstance(attack, Mapping) and attack.get("group") and attack.get("name") in evaluations
         if attack.get("iterations", FEWEST + 1) * evaluations[attack["name"]] <= FEWEST
     ]

@@ -13,8 +13,8 @@ from typing import Any
 
 from rayfed.analysis import summary
 from rayfed.analysis.settings import CONFIDENCE, Estimate, Setting, pair_of
-from rayfed.analysis.summary import Row
 from rayfed.analysis.unanswered import unanswered
+from rayfed.evidence.rows import Row
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.measures import JUDGED, MEASURES
 from rayfed.metrics.roc import share

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from rayfed.reasons import Reason
 from rayfed.samples import SampleSpec
 from rayfed.update import Named, Observation
 
@@ -43,6 +44,8 @@ class Reconstruction:
     status: Literal["ok", "diverged", "not applicable", "failed"] = "ok"
     message: str = ""
     """Reason why the status is not ok, or the information that the attacker lacked; shown in the report."""
+    reason: Reason | None = None
+    """Set if the channel hides the update, or if another attack may reveal more; verdicts depend on it."""
     inherent: bool = False
     """Whether an attack with status "not applicable" is so for every update of this model and batch size, with any
     attacker knowledge."""
@@ -108,6 +111,8 @@ class Inference:
     status: Literal["ok", "diverged", "not applicable", "failed"] = "ok"
     message: str = ""
     """Reason why the status is not ok, or the information that the attacker lacked; shown in the report."""
+    reason: Reason | None = None
+    """Set if the channel hides the update, or if another attack may reveal more; verdicts depend on it."""
     inherent: bool = False
     """Whether an attack with status "not applicable" is so for every update of this model and batch size, with any
     attacker knowledge."""

@@ -10,6 +10,7 @@ Source: none; batch norm's moments are matched in Yin et al. 2021, "See through 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import Any, ClassVar
@@ -25,9 +26,9 @@ from rayfed.attacks.closed_form.equations import is_affine, solve
 from rayfed.attacks.closed_form.probe import Probe
 from rayfed.attacks.closed_form.weight_norm import without_weight_norm
 from rayfed.gradients import within
-from rayfed.hidden import UNSOLVED
 from rayfed.models.build import draw_nothing
 from rayfed.models.copying import copy_model
+from rayfed.reasons import Reason
 from rayfed.registry import component
 from rayfed.update import Named, Observation
 
@@ -86,7 +87,10 @@ def _solved(
         if solution.residual < _FITS:
             return answer(probed, observation, solution.samples, aligned=shape[0] == 1)
     told = f"no samples found that fit the buffers {', '.join(moved)}"
-    return nothing_found(observation, f"{UNSOLVED}: {told}" if sum(sizes.values()) >= prod(shape) else told)
+    if sum(sizes.values()) < prod(shape):
+        return nothing_found(observation, told)
+    found = nothing_found(observation, f"the returned buffers could determine the samples: {told}")
+    return replace(found, reason=Reason.BUFFERS_NOT_SOLVED)
 
 
 def _kept(model: nn.Module, probed: Probe, observation: Observation) -> Callable[[Tensor], Named]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 from rayfed.attacks.base import Guess, Reconstruction
-from rayfed.hidden import UNUSED
+from rayfed.reasons import Reason
 from rayfed.update import Observation
 
 
@@ -31,12 +32,25 @@ def noted(guess: Guess, observation: Observation) -> Guess:
     if made is not None and isinstance(guess, Reconstruction) and guess.status in ("ok", "diverged"):
         shown = tuple((iteration, made.back(images)) for iteration, images in guess.snapshots)
         guess = replace(guess, images=made.back(guess.images), snapshots=shown)
-    return replace(guess, message="; ".join(filter(None, (guess.message, unused(observation)))))
+    found = unused(observation)
+    if found is None:
+        return guess
+    message = "; ".join(filter(None, (guess.message, found.message)))
+    return replace(guess, message=message, reason=guess.reason or found.reason)
 
 
-def unused(observation: Observation) -> str:
-    """Return the reason why no defence was undone or known code was not fully used, or an empty string."""
-    reason, beyond = observation.extra.get("undone"), observation.extra.get("beyond")
-    if isinstance(reason, str):
-        return reason
-    return f"{UNUSED}: {beyond}" if beyond else ""
+class Unused(NamedTuple):
+    """Why known code of the defences was not fully used."""
+
+    reason: Reason
+    message: str
+
+
+def unused(observation: Observation) -> Unused | None:
+    """Return the reason why no defence was undone or known code was not fully used; None if all code was used."""
+    undone, beyond = observation.extra.get("undone"), observation.extra.get("beyond")
+    if isinstance(undone, str):
+        return Unused(Reason.CODE_NOT_RUN, undone)
+    if beyond:
+        return Unused(Reason.CODE_PARTLY_USED, f"these attacks use only a part of the defences' code: {beyond}")
+    return None

@@ -452,19 +452,21 @@ def note_attack(
         tables.texts += [key | text for text in one.texts]
         tables.snapshots += [key | snapshot for snapshot in one.snapshots]
         if isinstance(outcome, Inference):
-            said = {"status": outcome.status, "message": outcome.message}
+            said = {"status": outcome.status, "reason": outcome.reason, "message": outcome.message}
             tables.inferences += [
                 key | said | row for row in one.rows
             ]  # the scoring function, too, may report that the attack does not apply
             continue
         result = {
             "batch_size": len(one.rows),
+            "group": d.attack.group,
             "observes": d.attack.observes,
-            "knowledge": ",".join(d.attack.knowledge),
+            "knowledge": d.attack.knowledge,
             "objective": outcome.loss,
             "iterations": outcome.iterations,
             "seconds": outcome.seconds,
             "status": outcome.status,
+            "reason": outcome.reason,
             "message": outcome.message,
         }
         tables.attacks += [key | row | result for row in one.rows]
@@ -490,7 +492,7 @@ def _note_unplayed(tables: RoundTables, d: AttackCall, round: int, status: str, 
     """Add rows for a call that was not made or not finished."""
     nothing = dict.fromkeys(TABLES["attacks"].names)
     key = {"arm": d.arm.name, "round": round, "attack": d.attack.title, "repeat": d.repeat}
-    given = {"observes": d.attack.observes, "knowledge": ",".join(d.attack.knowledge), "seconds": 0.0}
+    given = {"observes": d.attack.observes, "knowledge": d.attack.knowledge, "group": d.attack.group, "seconds": 0.0}
     told = {"batch_size": d.attack.batch_size, "status": status, "message": why, "iterations": 0}
     tables.attacks += [
         nothing | key | given | told | {"victim": victim, "sample": sample}

@@ -13,11 +13,10 @@ from typing import Any
 
 import torch
 
-from rayfed.analysis.audit import ALONE, UNEXPLAINED_PART, UNREAD, Criterion
 from rayfed.analysis.summary import arm_spec
 from rayfed.analysis.verdicts import has_own, run_findings
 from rayfed.attacks.base import InferenceAttack
-from rayfed.attacks.undone import unused
+from rayfed.attacks.undone import Unused, unused
 from rayfed.client import plan
 from rayfed.client.observations import ObservationBuilder
 from rayfed.client.runtime import ClientRuntime
@@ -25,19 +24,22 @@ from rayfed.client.sent import Sent
 from rayfed.client.visit import ClientVisit
 from rayfed.engine.inputs import Inputs
 from rayfed.errors import UserError
-from rayfed.hidden import UNREHEARSED, UNUSED
+from rayfed.evidence.criteria import Criterion
+from rayfed.evidence.findings import Doubt, State
+from rayfed.reasons import NOT_ADAPTIVE, OF_CODE, Reason
+from rayfed.report.text.reasons import doubt_text
 from rayfed.scenario import AttackSpec, Scenario
 
-Unused = Mapping[tuple[str, str], str]
-"""(Arm, attack title) -> message on the code of the arm's defences that the attack does not use; may be empty."""
+UnusedCode = Mapping[tuple[str, str], Unused]
+"""(Arm, attack title) -> code of the arm's defences that the attack does not use."""
 
 
-def unreachable(scenario: Scenario, unused: Unused | None = None) -> list[str]:
+def unreachable(scenario: Scenario, unused: UnusedCode | None = None) -> list[str]:
     """Return one line for each reason why an arm with defences can only have the verdict "leaks" or "not measured"."""
     document = scenario.model_dump(mode="json")
     reasons: dict[str, dict[str, None]] = {}
     for one in run_findings(document, list(_rows(scenario, unused or {})), criterion=Criterion.of("pixels", None)):
-        if one.state == "inconclusive" and (why := _why(one.lacking)):
+        if one.state == State.INCONCLUSIVE and one.doubt and (why := _why(one.doubt)):
             reasons.setdefault(why, {})[one.arm] = None
     return [
         f"{', '.join(arms)}: the verdict can only be LEAKS or NOT MEASURED, because {why}"
@@ -45,12 +47,12 @@ def unreachable(scenario: Scenario, unused: Unused | None = None) -> list[str]:
     ]
 
 
-def unused_code(inputs: Inputs) -> Unused:
+def unused_code(inputs: Inputs) -> UnusedCode:
     """Return messages on code of the user's defences that adaptive attacks cannot use, by arm and attack.
 
     Each defence is run once, on the first update of each attack.
     """
-    scenario, found = inputs.scenario, dict[tuple[str, str], str]()
+    scenario, found = inputs.scenario, dict[tuple[str, str], Unused]()
     document = scenario.model_dump(mode="json")
     due = [
         (account.arm, attack)
@@ -66,7 +68,8 @@ def unused_code(inputs: Inputs) -> Unused:
         victim = plan.victims(scenario, attack, attack.rounds[0], inputs.parts.sizes)[0]
         visit = ClientVisit(arm.spec.name, Sent(0, arm.weights, arm.buffers), victim)
         with suppress(UserError):  # the run reports the error
-            found[arm.spec.name, attack.title] = unused(ObservationBuilder(runtime).observe(visit, attack)[0])
+            if left := unused(ObservationBuilder(runtime).observe(visit, attack)[0]):
+                found[arm.spec.name, attack.title] = left
     return found
 
 
@@ -75,7 +78,7 @@ def _rebuilding(scenario: Scenario) -> list[AttackSpec]:
     return [attack for attack in scenario.attacks if not isinstance(attack.build(), InferenceAttack)]
 
 
-def _rows(scenario: Scenario, unused: Unused) -> Iterator[dict[str, Any]]:
+def _rows(scenario: Scenario, unused: UnusedCode) -> Iterator[dict[str, Any]]:
     """Yield the rows of the ideal run: one sample per victim and attack, for arms without encryption or masks."""
     document = scenario.model_dump(mode="json")
     for arm in scenario.written_arms:
@@ -84,8 +87,10 @@ def _rows(scenario: Scenario, unused: Unused) -> Iterator[dict[str, Any]]:
             continue
         outcome = {"psnr": 0.0, "above_baseline": -1.0, "identified": 0.0} if spec.get("defences") else _FOUND
         for attack in _rebuilding(scenario):
-            told, size = ",".join(attack.knowledge), 0 if attack.view.of_round else attack.batch_size
-            known = {"knowledge": told, "fit": 0.0, "message": unused.get((arm, attack.title), ""), "status": "ok"}
+            size, left = 0 if attack.view.of_round else attack.batch_size, unused.get((arm, attack.title))
+            reason, message = left or (None, "")
+            known = {"knowledge": attack.knowledge, "group": attack.group, "fit": 0.0, "status": "ok"}
+            known |= {"reason": reason, "message": message}
             victims = attack.victims if isinstance(attack.victims, int) else len(attack.victims)
             for round in attack.rounds:
                 for victim in range(victims):
@@ -96,12 +101,12 @@ def _rows(scenario: Scenario, unused: Unused) -> Iterator[dict[str, Any]]:
 _FOUND = {"psnr": 100.0, "above_baseline": 50.0, "identified": 1.0}
 
 
-def _why(lacking: str) -> str:
+def _why(doubt: Doubt) -> str:
     """Return a reason and a fix as text; empty if only the run can decide."""
-    if lacking in (*UNREAD, UNEXPLAINED_PART):
+    if doubt.reason in NOT_ADAPTIVE | {Reason.ADAPTIVE_NOT_CONVERGED}:
         return (
             "no attack on every sample has the defences' code. Add this line to an attack: knowledge: [defence, code]"
         )
-    if lacking == ALONE:
+    if doubt.reason == Reason.NO_UNDEFENDED_ARM:
         return "no comparable arm is attacked without a defence. Add an arm without defences: none: []"
-    return lacking if lacking.startswith((UNUSED, UNREHEARSED)) else ""
+    return doubt_text(doubt) if doubt.reason in OF_CODE else ""

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from rayfed import losses, seeds
 from rayfed.aggregation.over_channel import OverChannel, SumOverChannel
-from rayfed.analysis.audit import Criterion
 from rayfed.attacks.base import Checked
 from rayfed.client import plan
 from rayfed.client.arm import Arm, aggregation_of, build_arm, protected_aggregation
@@ -29,6 +28,7 @@ from rayfed.engine.account import Account
 from rayfed.engine.gpus import gpus_here, with_devices
 from rayfed.engine.machine import check_arithmetic
 from rayfed.errors import UserError
+from rayfed.evidence.criteria import Criterion
 from rayfed.gradients import buffers_of, weights_of
 from rayfed.losses import DEFAULT, BinaryCrossEntropy, Loss, MaskedLM, OwnLoss
 from rayfed.metrics.guessing import Others

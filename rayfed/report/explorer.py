@@ -10,8 +10,9 @@ from rayfed.analysis.figures import short_names
 from rayfed.analysis.formats import in_words
 from rayfed.analysis.promises import mixed
 from rayfed.analysis.settings import Estimate, Setting, by_values, estimate
-from rayfed.analysis.summary import Row, setting
-from rayfed.analysis.verdicts import WEIGHT
+from rayfed.analysis.summary import setting
+from rayfed.evidence.findings import State
+from rayfed.evidence.rows import Row
 from rayfed.metrics.measures import MEASURES
 from rayfed.report.svg import SERIES
 
@@ -48,7 +49,7 @@ class Entry:
         """Return the verdict on the arm; empty if the arm leaks only to another attack."""
         rows = self.setting.rows
         told = [row.get("verdict") for row in rows]
-        state = next((state for state in WEIGHT if state in told), "")
+        state = next((state for state in State if state in told), "")
         answers = {row.get("result") for row in rows}
         return "" if state == "leaks" and self.setting.attack and not answers & {"leaks", None} else state
 

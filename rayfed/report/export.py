@@ -15,9 +15,9 @@ from rayfed.analysis.figures import OUTDONE, PARTLY, UNPROVEN, USELESS, Grid, gr
 from rayfed.analysis.formats import NONE
 from rayfed.analysis.loading import OUTCOMES, PAIRED, Results
 from rayfed.analysis.paired import NO_PAIRS, paired_grid, paired_table
-from rayfed.analysis.summary import Row
 from rayfed.analysis.unanswered import BROKEN
 from rayfed.errors import UserError, nearest
+from rayfed.evidence.rows import Row
 from rayfed.privacy.printing import at_least, at_most
 from rayfed.report.caption import label, played
 from rayfed.store.schemas import TABLES

@@ -18,10 +18,13 @@ from markupsafe import Markup, escape
 from plotly.offline import get_plotlyjs
 
 from rayfed.analysis.formats import FILTERS
-from rayfed.analysis.summary import labels_given, setting
+from rayfed.analysis.summary import setting
+from rayfed.evidence.criteria import Criterion
+from rayfed.evidence.rows import Row, labels_given
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.metrics.measures import JUDGED, MEASURES
 from rayfed.report import svg
+from rayfed.report.text.reasons import judgement_text
 from rayfed.store.exits import advice
 from rayfed.store.folder import REPORT, RunFolder
 from rayfed.version import __version__
@@ -92,8 +95,13 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= FILTERS | {"code": code}
+    environment.filters |= FILTERS | {"code": code, "judged": _judged}
     return environment
+
+
+def _judged(row: Row, criterion: Criterion) -> str:
+    """Return whether a row of `attacks` is a leak, or why it is not."""
+    return judgement_text(criterion, criterion.judge(row))
 
 
 def code(text: str) -> Markup:

@@ -8,7 +8,8 @@ from itertools import zip_longest
 from math import inf
 from typing import Any
 
-from rayfed.analysis.summary import Row, leading_metric, measured
+from rayfed.analysis.summary import leading_metric
+from rayfed.evidence.rows import Row, measured
 from rayfed.report.samples import Samples
 from rayfed.store.folder import RunFolder
 from rayfed.store.schemas import image_key

@@ -13,7 +13,8 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from rayfed.analysis.proved import Comparison
-from rayfed.analysis.summary import ArmSummary, LabelMix, Leak, Row, measured
+from rayfed.analysis.summary import ArmSummary, LabelMix, Leak
+from rayfed.evidence.rows import Row, measured
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.report.svg import CLASSES, INK, SURFACE, Chart, class_colour, clean, dashes, line, series, short
 

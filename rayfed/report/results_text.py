@@ -6,12 +6,28 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import ceil, pow
 
-from rayfed.analysis.audit import FEWEST, IN_ANOTHER_ORDER, SLIGHT, Criterion, Finding, in_part, short_title
+from rayfed.analysis.audit import FEWEST
 from rayfed.analysis.formats import NONE, decibel_mean, share
 from rayfed.analysis.leakage_table import LeakageRow
-from rayfed.analysis.summary import Row, code_given, labels_given
 from rayfed.analysis.verdicts import NOTHING_REBUILT, UNFINISHED
+from rayfed.evidence.criteria import Criterion
+from rayfed.evidence.findings import Finding, State
+from rayfed.evidence.rows import Row, code_given, label_of, labels_given
+from rayfed.reasons import Reason
+from rayfed.report.text.findings import part_text
+from rayfed.report.text.reasons import (
+    CODE_OF_USER,
+    REASONS,
+    doubt_text,
+    hidden_text,
+    no_results_text,
+    not_run_text,
+    overtaken_text,
+    pending_text,
+)
 
+SLIGHT = 3.0
+"""Decibels above the baseline (3 dB halve the squared error) below which a leak is reported with the difference."""
 STATES = {
     "leaks": "LEAKS",
     "not reconstructed": "not reconstructed",
@@ -33,7 +49,7 @@ def title_of_leakage(attacks: Sequence[Row], weights: str) -> str:
 
     `weights` are those that were attacked.
     """
-    names = list(dict.fromkeys(short_title(row) for row in attacks))
+    names = list(dict.fromkeys(label_of(row) for row in attacks))
     parts = [", ".join(names) if len(names) <= 2 else f"best of {len(names)} attacks", _attackers(attacks)]
     observed = list(dict.fromkeys(row["observes"] for row in attacks))
     if len(observed) == 1:
@@ -135,15 +151,15 @@ def caveats_of(finding: Finding, criterion: Criterion) -> list[str]:
             found.append(f"no reconstruction is more than {finding.most:.1f} dB above the baseline")
         if finding.alike:
             found.append(f"{finding.alike} more reach the threshold, but a public {noun} is as close")
-        if finding.lacking == IN_ANOTHER_ORDER:
-            found.append(IN_ANOTHER_ORDER)
+        if finding.reason == Reason.TOKENS_IN_ANOTHER_ORDER:
+            found.append(REASONS[Reason.TOKENS_IN_ANOTHER_ORDER])
     elif finding.state == "not reconstructed" and finding.shown not in (None, finding.samples):
         found.append(
             f"without a defence only {finding.shown} of {finding.samples} {noun}s leak, so nothing is known about the "
             "other samples"
         )
     labels = finding.labels
-    if labels and labels.share > labels.guesses.best and labels.lucky and not labels.whole:
+    if labels and labels.share > labels.guesses.best and labels.by_chance:
         found.append("the labels may have been recovered by chance")
     if finding.targets is not None:
         median = "" if finding.guessed is None else f" (median: {finding.guessed:.2g})"
@@ -154,24 +170,32 @@ def caveats_of(finding: Finding, criterion: Criterion) -> list[str]:
 def reasons_of(finding: Finding, criterion: Criterion) -> list[str]:
     """Return the reasons and limits of the verdict on one arm and batch size; empty if there are none."""
     found = []
-    if finding.unplayed:
-        found.append(f"not run for lack of time: {', '.join(finding.unplayed)}")
-    if finding.state == "nothing to attack":
-        return [*finding.reasons]
-    if finding.state == "leaks":
-        if finding.leaked < finding.samples and (parts := in_part(finding, criterion)):
+    if finding.not_run:
+        found.append(f"not run for lack of time: {', '.join(map(not_run_text, finding.not_run))}")
+    if finding.state == State.NOTHING_TO_ATTACK:
+        return hidden_text(finding)
+    if finding.state == State.LEAKS:
+        if finding.leaked < finding.samples and (parts := part_text(finding, criterion)):
             found.append(parts)
         return found
-    if finding.awaited:
-        found.append(f"no result from {', '.join(finding.awaited)}")
-    found += [f"no result: {reason}" for reason in finding.reasons]
-    if finding.state in ("inconclusive", "not measured"):
-        found += filter(None, [finding.lacking])
-    if finding.state == "not measured" and not found:
+    return found + _open_questions(finding, criterion, bool(found))
+
+
+def _open_questions(finding: Finding, criterion: Criterion, explained: bool) -> list[str]:
+    """Return why a finding without a leak does not decide, and its limits; `explained` if a reason is known already."""
+    found = []
+    if finding.pending_attacks:
+        found.append(f"no result from {', '.join(map(pending_text, finding.pending_attacks))}")
+    found += [f"no result: {reason}" for reason in no_results_text(finding)]
+    if finding.doubt and finding.state in (State.INCONCLUSIVE, State.NOT_MEASURED):
+        found.append(doubt_text(finding.doubt))
+    if finding.state == State.NOT_MEASURED and not found and not explained:
         found.append("no attack returned a result")
-    if finding.untimed:
-        found.append(f"{', '.join(finding.untimed)}: at most {FEWEST} evaluations")
-    return [*found, *filter(None, [finding.caveat, finding.behind])]
+    if finding.short_searches:
+        found.append(f"{', '.join(finding.short_searches)}: at most {FEWEST} evaluations")
+    if finding.code_of_user:
+        found.append(CODE_OF_USER)
+    return [*found, overtaken_text(finding.overtaken)] if finding.overtaken else found
 
 
 def value_text(value: float | None, criterion: Criterion) -> str:

@@ -12,7 +12,6 @@ from math import inf
 from typing import Any
 
 from rayfed.analysis import summary
-from rayfed.analysis.audit import Criterion, State, distortions, noun_of
 from rayfed.analysis.criteria import criteria
 from rayfed.analysis.formats import share
 from rayfed.analysis.outcomes import outcomes
@@ -20,11 +19,14 @@ from rayfed.analysis.paired import of_victims, paired, paired_grid
 from rayfed.analysis.proved import Comparison, comparisons, telling, uncovered
 from rayfed.analysis.robustness import matrix
 from rayfed.analysis.settings import settings
-from rayfed.analysis.summary import ArmSummary, Claim, Leak, Row
+from rayfed.analysis.summary import ArmSummary, Claim, Leak
 from rayfed.analysis.twins import failures, with_twins
 from rayfed.analysis.unanswered import closed_forms, counted, of_so_many
 from rayfed.analysis.verdicts import closest, criterion_of, guess, headline, next_step, rates, verdicts
 from rayfed.analysis.victims import victims
+from rayfed.evidence.criteria import Criterion, noun_of
+from rayfed.evidence.findings import State
+from rayfed.evidence.rows import Row, distortions, measured
 from rayfed.metrics.base import Metric
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.top import TOP, chance
@@ -40,7 +42,7 @@ from rayfed.report.svg import Chart, svg
 from rayfed.report.verdict_table import verdict_table
 from rayfed.store import exits
 from rayfed.store.folder import RunFolder
-from rayfed.store.schemas import WANT_OF_TIME
+from rayfed.store.schemas import UNPLAYED, WANT_OF_TIME
 
 ALWAYS = ("psnr", "mse")
 """Metrics with a column in the table of leakage even if they were not measured; the first one leads."""
@@ -221,7 +223,7 @@ def _beyond(
     for row in attacks:
         for metric, threshold in thresholds.items():
             known = row.get("above_baseline") is not None and row.get("identified") is not None
-            if known and summary.measured(row.get(metric)):
+            if known and measured(row.get(metric)):
                 met = row["arm"], row["attack"], metric
                 apart = row["above_baseline"] > 0 and row["identified"] == 1 and not criterion.like_public(row)
                 found[met] = found.get(met, 0) + (apart and METRICS[metric].passes(row[metric], threshold))
@@ -250,11 +252,11 @@ def silences(guesses: Sequence[Leak | Claim], arms: Sequence[str]) -> list[Silen
     groups: dict[tuple[str, str], list[tuple[Leak | Claim, int]]] = {}
     for one in guesses:
         for (status, message), count in one.failures.items():
-            reason = WANT_OF_TIME if message.startswith(WANT_OF_TIME) else message or "no reason given"
+            reason = WANT_OF_TIME if status == UNPLAYED else message or "no reason given"
             groups.setdefault((status, reason), []).append((one, count))
     found = []
     for (status, reason), group in groups.items():
-        attacks = list(dict.fromkeys(one.attack.partition(" batch ")[0] for one, _ in group))
+        attacks = list(dict.fromkeys(one.label for one, _ in group))
         met = list(dict.fromkeys(one.arm for one, _ in group))
         where = f"all {len(met)} arms" if len(met) == len(arms) > 1 else ", ".join(met)
         found.append(Silence(status, reason, ", ".join(attacks), where, sum(count for _, count in group)))

@@ -20,19 +20,18 @@ import pyarrow.parquet as pq
 from rayfed.analysis.loading import Results, Sweep
 from rayfed.analysis.sweep_folder import OUTCOMES_FILE, TRIALS, SweepFolder
 from rayfed.errors import RunError, UserError
-from rayfed.hidden import CHANNELS, UNREHEARSED, UNUSED
+from rayfed.evidence.rows import Row
+from rayfed.reasons import Reason
+from rayfed.report.text.reasons import REASONS
 from rayfed.store import client_states
 from rayfed.store.folder import SCENARIO, RunFolder, table_of
-from rayfed.store.schemas import TABLES, WANT_OF_TIME
+from rayfed.store.renamed import with_present_names
+from rayfed.store.schemas import TABLES, UNPLAYED, WANT_OF_TIME
 
 SAMPLES = ("images", "texts", "snapshots")
 """Tables with samples of victims or their reconstructions."""
 LEFT_OUT = "left out of this copy"
 """Text that replaces the message of an error."""
-_OURS = (*CHANNELS, UNREHEARSED, UNUSED)
-"""Messages of attacks that contain no data, and that verdicts need."""
-_NO_TIME = re.compile(rf"{WANT_OF_TIME}( \(about [\d.e-]+ (s|min \d\d s|h \d\d min)\))?")
-"""Message of an attack that was left out for lack of time, with its time."""
 _RAISED = re.compile(r"(raised \w+): .*( \([^()]*, line \d+\))", re.DOTALL)
 """Status of a client that raised an exception: type, message and place."""
 
@@ -84,7 +83,7 @@ def _without_messages(source: RunFolder, name: str) -> bytes:
     if name.startswith("clients/"):
         return rewritten(source, name, {"status": _without_message})
     if name.startswith(("attacks/", "inferences/")):
-        return rewritten(source, name, {"message": _ours})
+        return _with_known_messages(source, name)
     return source.scenario_text().encode() if name == SCENARIO else source.read_bytes(name)
 
 
@@ -94,11 +93,24 @@ def _without_message(status: str) -> str:
     return "".join(raised.groups()) if raised else LEFT_OUT if status.startswith("raised ") else status
 
 
-def _ours(message: str) -> str:
-    """Return the message of an attack if it is in `_OURS` or matches `_NO_TIME`, otherwise `LEFT_OUT`."""
-    if _NO_TIME.fullmatch(message):
-        return message
-    return next((ours for ours in _OURS if ours in message), LEFT_OUT) if message else message
+def _with_known_messages(source: RunFolder, name: str) -> bytes:
+    """Return the file of a table of attacks with messages that follow from the other columns and contain no data."""
+    try:
+        table = with_present_names(table_of(source.read_bytes(name)))
+        messages = [_known_message(row) for row in table.select(["status", "reason", "message"]).to_pylist()]
+    except (pa.ArrowException, KeyError) as error:
+        raise _unreadable(source, name, error) from error
+    place = table.column_names.index("message")
+    return _parquet(table.set_column(place, "message", pa.array(messages, pa.string())))
+
+
+def _known_message(row: Row) -> str | None:
+    if row["reason"]:
+        return REASONS[Reason(row["reason"])]
+    if row["status"] == UNPLAYED:
+        return WANT_OF_TIME
+    message: str | None = row["message"]
+    return LEFT_OUT if message else message
 
 
 def rewritten(
@@ -117,7 +129,15 @@ def rewritten(
             values = [None if value is None else change(value) for value in table[column].to_pylist()]
             table = table.set_column(place, table.schema.field(place), pa.array(values, table.schema.field(place).type))
     except (pa.ArrowException, KeyError) as error:
-        raise RunError(f"cannot read '{source.url}/{name}': {error}; restore the file from a copy") from error
+        raise _unreadable(source, name, error) from error
+    return _parquet(table)
+
+
+def _unreadable(source: RunFolder, name: str, error: Exception) -> RunError:
+    return RunError(f"cannot read '{source.url}/{name}': {error}; restore the file from a copy")
+
+
+def _parquet(table: pa.Table) -> bytes:
     buffer = BytesIO()
     pq.write_table(table, buffer, compression="zstd")
     return buffer.getvalue()

@@ -18,17 +18,19 @@ from typing import Any
 
 from rayfed import registry
 from rayfed.analysis import summary
-from rayfed.analysis.audit import PARTS, Finding
 from rayfed.analysis.formats import NONE, duration, near, points, share, size
 from rayfed.analysis.membership import Roc, area, untold
 from rayfed.analysis.proved import comparisons, nearest_to_bounds, uncovered
-from rayfed.analysis.summary import Claim, Leak, Row
+from rayfed.analysis.summary import Claim, Leak
 from rayfed.analysis.verdicts import Verdict, closest, criterion_of, guess, run_findings, verdicts
+from rayfed.evidence.findings import Finding, State
+from rayfed.evidence.rows import Row, knowledge_in
 from rayfed.metrics import roc
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.top import TOP, chance
 from rayfed.privacy.printing import share_at_most
 from rayfed.privacy.tradeoff import PRIORS
+from rayfed.reasons import Reason
 from rayfed.report import results_text, words
 from rayfed.report.about import FILE as ABOUT
 from rayfed.report.about import QUESTIONS
@@ -36,6 +38,8 @@ from rayfed.report.page import flat, optional_document
 from rayfed.report.pictures import key
 from rayfed.report.provenance import attacked_weights
 from rayfed.report.samples import Samples, shown
+from rayfed.report.text.findings import PARTS
+from rayfed.report.text.reasons import REASONS, attack_text, doubt_text, no_results_text, not_run_text
 from rayfed.report.verdict_table import VerdictTable, verdict_table
 from rayfed.store import exits
 from rayfed.store.folder import SCENARIO, RunFolder
@@ -288,7 +292,7 @@ class Statement:
         groups: dict[tuple[Any, Any], list[Row]] = {}
         for row in self._answered:
             given = row if "observes" in row else {**row, **self._given(row)}
-            groups.setdefault((given["observes"], given["knowledge"]), []).append(given)
+            groups.setdefault((given["observes"], knowledge_in(given)), []).append(given)
         tested = [
             [summary.setting(rows), ", ".join(dict.fromkeys(self._component(row["attack"]) for row in rows))]
             for rows in groups.values()
@@ -307,8 +311,7 @@ class Statement:
     def _given(self, row: Row) -> dict[str, Any]:
         """Return the inputs of an attack whose rows do not have them, because it reconstructs nothing."""
         spec = self._specs.get(row["attack"], {})
-        knowledge = ",".join(spec.get("knowledge") or ())
-        return {"observes": spec.get("observes"), "knowledge": knowledge, "batch_size": None}
+        return {"observes": spec.get("observes"), "knowledge": spec.get("knowledge"), "batch_size": None}
 
     def _component(self, title: str) -> str:
         return str(self._specs.get(title, {}).get("name", title))
@@ -318,7 +321,7 @@ class Statement:
         given = [{**self._given(row), **row} for row in self._answered]
         specs = [self._specs.get(title, {}) for title in dict.fromkeys(row["attack"] for row in given)]
         names, views = {spec.get("name") for spec in specs}, {row["observes"] for row in given}
-        granted = {grant for row in given for grant in (row["knowledge"] or "").split(",")}
+        granted = {grant for row in given for grant in row["knowledge"] or ()}
         for view in registry.table("views"):
             if view not in views:
                 yield f"an attacker that observes {registry.find('views', view).describe}"
@@ -386,18 +389,18 @@ class Statement:
         cells = [finding.arm, str(finding.batch)]
         if finding.state not in ("leaks", "not reconstructed"):
             return [*cells, "–", finding.state.upper(), "–", "–"]
-        if part := finding.part if not finding.leaked else None:
+        if (part := finding.part) and not finding.leaked:
             read = f"0 of {finding.samples}, {part.samples} in part"
             return [
                 *cells,
                 read,
                 f"{share(part.found)} of the {PARTS[criterion_of(self._scenario, self._attacks).modality]}",
                 "–",
-                part.attack,
+                attack_text(finding.part_by),
             ]
         found = roc.share(finding.leaked, finding.samples)
         interval = f"{share(found.low)} to {share(found.high)}"
-        by = finding.by if finding.leaked else "–"
+        by = attack_text(finding.by) if finding.leaked else "–"
         return [*cells, f"{finding.leaked} of {finding.samples}", share(found.value), interval, by]
 
     def _no_evidence(self, arm: str) -> str:
@@ -492,10 +495,11 @@ class Statement:
     def _unmeasured(self) -> Block:
         found = []
         for cell in self._findings:
-            if cell.state in ("not measured", "inconclusive", "nothing to attack") or cell.unplayed:
-                short = f"no time for {', '.join(cell.unplayed)}" if cell.unplayed else ""
-                why = "; ".join([*filter(None, [cell.lacking, short]), *cell.reasons])
-                why = why or "the attacks reconstructed nothing without a defence either"
+            if cell.state in (State.NOT_MEASURED, State.INCONCLUSIVE, State.NOTHING_TO_ATTACK) or cell.not_run:
+                reasons = [doubt_text(cell.doubt)] if cell.doubt else []
+                reasons += [f"no time for {', '.join(map(not_run_text, cell.not_run))}"] if cell.not_run else []
+                reasons += no_results_text(cell)
+                why = "; ".join(reasons) or REASONS[Reason.NOTHING_LEAKS_UNDEFENDED]
                 found.append(f"{cell.arm}, batch size {cell.batch}: {cell.state}: {why}")
         silent: dict[tuple[str, str, str], dict[str, int]] = {}
         guesses: list[Leak | Claim] = [*self._leaks, *self._claims]

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter
 
 from rayfed.analysis.success import MEASURED, SuccessCurve, attack_groups, success_curve, success_table
-from rayfed.analysis.summary import Row
+from rayfed.evidence.rows import Row
 from rayfed.metrics.base import Metric
 from rayfed.metrics.known import METRICS
 from rayfed.report.svg import DASHES, INK, SERIES, Chart, dash, dashes, line, panels, series, svg

@@ -19,7 +19,7 @@ from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from rayfed.analysis.summary import Row
+from rayfed.evidence.rows import Row
 
 SERIES = 10
 """Number of colours; further arms repeat them with other dashes (see `dash`)."""

@@ -11,12 +11,15 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from rayfed.analysis.audit import TWINS, Criterion, Finding
 from rayfed.analysis.formats import NONE, duration, points, share
 from rayfed.analysis.leakage_table import LeakageRow
 from rayfed.analysis.robustness import Matrix, Outcome
-from rayfed.analysis.summary import ArmSummary, Claim, labels_given, measured
+from rayfed.analysis.summary import ArmSummary, Claim
+from rayfed.evidence.criteria import Criterion
+from rayfed.evidence.findings import Finding
+from rayfed.evidence.rows import labels_given, measured
 from rayfed.report.results_text import STATES, value_text
+from rayfed.report.text.reasons import ATTACKERS
 
 STYLES = {"leaks": "red", "inconclusive": "yellow", "not measured": "yellow"}
 """Colour of a verdict."""
@@ -106,10 +109,10 @@ def _quality(arm: ArmSummary, name: str) -> str:
 def attackers_table(found: Sequence[Finding], distortions: Mapping[str, float], criterion: Criterion) -> Table:
     """Return an audit's table of attackers: the maximum of the leading metric per knowledge of the attacker."""
     unit = "PSNR" if criterion.modality == "pixels" else "share"
-    made = table("arm", "batch", "distortion", *(f"{unit} {twin}" for twin in TWINS))
+    made = table("arm", "batch", "distortion", *(f"{unit} {name}" for name in ATTACKERS.values()))
     for finding in found:
         distortion = distortions.get(finding.arm)
-        values = (value_text(finding.closest.get(twin), criterion) for twin in TWINS)
+        values = (value_text(finding.closest.get(knowledge), criterion) for knowledge in ATTACKERS)
         made.add_row(
             Text(finding.arm), str(finding.batch), NONE if distortion is None else f"{distortion:.3f}", *values
         )

@@ -14,20 +14,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
-from rayfed.analysis import audit, summary
+from rayfed.analysis import summary
 from rayfed.analysis.leakage_table import leakage_rows
 from rayfed.analysis.outcomes import outcomes
 from rayfed.analysis.proved import comparisons, nearest_to_bounds, uncovered
 from rayfed.analysis.robustness import matrix
 from rayfed.analysis.settings import settings
 from rayfed.analysis.twins import failures, with_twins
-from rayfed.analysis.verdicts import (
-    criterion_of,
-    next_step,
-    run_findings,
-    verdicts,
-)
+from rayfed.analysis.verdicts import criterion_of, next_step, run_findings, verdicts
 from rayfed.errors import noting_errors
+from rayfed.evidence.criteria import modality_of
+from rayfed.evidence.rows import distortions
 from rayfed.metrics.known import NOUNS
 from rayfed.privacy.printing import LARGE, at_most
 from rayfed.report import results_text
@@ -238,7 +235,7 @@ class RunView:
     ) -> None:
         for line in self._lines.lines(rows, self._time_left(rows[0]["round"]) if rows else ""):
             self.say(line)
-        noun = NOUNS[audit.modality_of(attacks)]
+        noun = NOUNS[modality_of(attacks)]
         for attack, found in _by_attack(attacks).items():
             self.say(summary_of_attack(attack, found, noun))
         for attack, found in _by_attack(inferences).items():
@@ -393,7 +390,7 @@ class RunView:
         self._say_leakage(True)
         if self._attacks:
             criterion = criterion_of(self._scenario, self._attacks)
-            found, changed = run_findings(self._scenario, self._attacks), audit.distortions(self._attacks)
+            found, changed = run_findings(self._scenario, self._attacks), distortions(self._attacks)
             title = "Attackers: non-adaptive, adaptive, and adaptive with the labels given"
             self._say_table(title, attackers_table(found, changed, criterion))
         self._say_legend()

@@ -21,8 +21,9 @@ from rayfed.analysis.promises import mixed
 from rayfed.analysis.settings import Estimate, Setting, by_values, settings, strongest
 from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.analysis.twins import failures, with_twins
-from rayfed.analysis.verdicts import MOST, WEIGHT
+from rayfed.analysis.verdicts import MOST
 from rayfed.errors import noting_errors
+from rayfed.evidence.findings import State
 from rayfed.metrics.measures import JUDGED
 from rayfed.report.samples import warning
 
@@ -196,7 +197,7 @@ def _states(found: Sequence[Setting]) -> dict[str, str]:
     states: dict[str, str] = {}
     for group in by_values(found):
         own = {row.get("verdict") for one in group if one.attack for row in one.rows}
-        if state := next((state for state in WEIGHT if state in own), None):
+        if state := next((state for state in State if state in own), None):
             states[group[0].title] = "LEAKS" if state == "leaks" else state
     return states
 

@@ -6,14 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rayfed.analysis.audit import PARTS, State, distortions
 from rayfed.analysis.formats import NONE, points, share
 from rayfed.analysis.leakage_table import LeakageRow, leakage_rows
-from rayfed.analysis.summary import ArmSummary, Row
-from rayfed.analysis.verdicts import WEIGHT, Verdict, criterion_of
+from rayfed.analysis.summary import ArmSummary
+from rayfed.analysis.verdicts import Verdict, criterion_of
+from rayfed.evidence.findings import State
+from rayfed.evidence.rows import Row, distortions
 from rayfed.privacy.printing import at_most
 from rayfed.report import results_text
 from rayfed.report.results_text import STATES, value_text
+from rayfed.report.text.findings import PARTS
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ def _of_attacks(
 
 def _worst(rows: Sequence[LeakageRow]) -> LeakageRow:
     """Return the row with the worst state, and among these the one with the maximum of the leading metric."""
-    return min(rows, key=lambda row: (WEIGHT.index(row.state), -(row.best or 0.0)))
+    return min(rows, key=lambda row: (list(State).index(row.state), -(row.best or 0.0)))
 
 
 def _leaked(rows: Sequence[LeakageRow], several: bool) -> str:

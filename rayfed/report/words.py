@@ -6,15 +6,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rayfed.analysis.audit import Criterion, State, modality_of
 from rayfed.analysis.formats import called, decibel, fixed, in_words, near
 from rayfed.analysis.settings import Setting, by_values, of_attacks
-from rayfed.analysis.summary import ArmSummary, Row, measured, setting
-from rayfed.analysis.verdicts import WEIGHT, Verdict, closest
+from rayfed.analysis.summary import ArmSummary, setting
+from rayfed.analysis.verdicts import Verdict, closest
+from rayfed.evidence.criteria import Criterion, Judgement, modality_of
+from rayfed.evidence.findings import State
+from rayfed.evidence.rows import Row, measured
 from rayfed.metrics.measures import MEASURES, extreme_of
 from rayfed.privacy.printing import at_most, caution
 from rayfed.report.caption import data_of, named
 from rayfed.report.provenance import begun_with, initial_weights
+from rayfed.report.text.reasons import judgement_text
 
 MOST = 8
 """Maximum number of settings that a sentence names."""
@@ -82,7 +85,7 @@ def sweep_verdicts(settings: Sequence[Setting]) -> list[tuple[str, str]]:
     why: dict[str, dict[str, None]] = {}
     for group in by_values(settings):
         rows = [row for one in group if one.attack for row in one.rows]
-        state = next((state for state in WEIGHT if any(row.get("verdict") == state for row in rows)), None)
+        state = next((state for state in State if any(row.get("verdict") == state for row in rows)), None)
         if state:
             by_state.setdefault(state, []).append(group[0].title + _figures(rows, state) + _in_some(rows, state))
             reasons = {
@@ -101,7 +104,7 @@ def sweep_verdicts(settings: Sequence[Setting]) -> list[tuple[str, str]]:
             f"{'; '.join(by_state[state][:MOST])}{'; ...' * (len(by_state[state]) > MOST)}"
             + (f" ({'; '.join(list(why[state])[:MOST])})" if why[state] else ""),
         )
-        for state in WEIGHT
+        for state in State
         if state in by_state
     ]
 
@@ -133,7 +136,7 @@ def unplayed(status: Mapping[str, Any]) -> str:
 def _in_some(rows: Sequence[Row], state: State) -> str:
     """Return the number of repeats with this verdict, and the verdicts of the others; empty if all agree."""
     every = {row.get("repeat") for row in rows}
-    by_state = {one: {row.get("repeat") for row in rows if row.get("verdict") == one} for one in WEIGHT}
+    by_state = {one: {row.get("repeat") for row in rows if row.get("verdict") == one} for one in State}
     those = by_state[state]
     others = ", ".join(f"{one} in {len(repeats - those)}" for one, repeats in by_state.items() if repeats - those)
     return f" (in {len(those)} of {len(every)} repeats; {others})" if len(those) < len(every) else ""
@@ -253,10 +256,12 @@ def closest_sample(row: Row, criterion: Criterion, where: str, classes: Mapping[
     place = f" {where}" if where else ""
     whose = f"{article} {sample} of client {row['victim']}{what}{place}"
     best = Statement("Best reconstruction", [f"{row['attack']} reconstructed {whose} {how}{likeness}."])
-    if (why := criterion.called(row)) != "reconstructed":
+    if (judgement := criterion.judge(row)) != Judgement.LEAK:
+        why = judgement_text(criterion, judgement)
         result = f"by {row['attack']}, {how.removeprefix('at ').removeprefix('with ')}{likeness}"
         best = Statement(
-            "Best result", [f"No {sample} was reconstructed. The best result is for {whose}, {result} ({why})."]
+            "Best result",
+            [f"No {sample} was reconstructed. The best result is for {whose}, {result} ({why})."],
         )
     return [best, Statement("Given to this attack", [f"{_capital(setting([row]))}."])]
 

@@ -229,6 +229,8 @@ class AttackSpec(ComponentSpec):
 
     label: str | None = None
     """Name in the tables; must be unique. Default: the name of the attack."""
+    group: str | None = None
+    """Name in results that attacks with other batch sizes or knowledge may share. Default: the label."""
     rounds: list[Annotated[int, Field(ge=0)]] = [0]
     """Rounds whose updates are attacked, counted from 0. Default: the first."""
     victims: Annotated[int, Field(ge=1)] | list[Annotated[int, Field(ge=0)]] = 1

@@ -1,14 +1,14 @@
-"""Conversion of tables of older runs to the present names of columns and messages."""
+"""Conversion of tables of older runs to the present columns: the only place that interprets their texts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from rayfed import hidden
 from rayfed.metrics.renamed import NAMES
+from rayfed.reasons import Reason
 
 OUTCOMES = NAMES | {
     "answer": "result",
@@ -19,25 +19,53 @@ OUTCOMES = NAMES | {
 }
 """Present names by former names of the columns of `outcomes.parquet`."""
 MESSAGES = {
-    "the update is encrypted: there is a ciphertext and no gradient to look at": hidden.ENCRYPTED,
-    "the update is masked: without the other clients' shares it is uniform noise, and no gradient": hidden.MASKED,
-    "the defences could not be run on gradients of one's own": hidden.UNREHEARSED,
-    "these attacks do not use all that the defences' code tells": hidden.UNUSED,
+    "the update is encrypted: ": Reason.ENCRYPTED,
+    "the update is masked: ": Reason.MASKED,
+    "the defences could not be run on gradients of one's own": Reason.CODE_NOT_RUN,
+    "the attack could not run the defences' code on its own gradients": Reason.CODE_NOT_RUN,
+    "these attacks do not use all that the defences' code tells": Reason.CODE_PARTLY_USED,
+    "these attacks use only a part of the defences' code": Reason.CODE_PARTLY_USED,
     "buffers that clients return are as many numbers as the samples have, and were not solved for them": (
-        hidden.UNSOLVED
+        Reason.BUFFERS_NOT_SOLVED
     ),
+    "the returned buffers could determine the samples": Reason.BUFFERS_NOT_SOLVED,
 }
-"""Present messages by former messages, of those that the analysis recognises."""
+"""Reasons by parts of the messages of older runs, which had no column `reason`."""
+_AUDITED = ("blind", "informed", "informed, with labels", "non-adaptive", "adaptive", "adaptive, with labels")
+"""Last parts of the titles of attacks in audits, which had no column `group`."""
 
 
 def with_present_names(table: pa.Table, names: Mapping[str, str] = NAMES) -> pa.Table:
-    """Return a table of an older run with the present column names and messages."""
+    """Return a table of an older run with the present columns."""
     there = set(table.column_names)
-    new = [name if names.get(name, name) in there else names[name] for name in table.column_names]
-    table = table.rename_columns(new)
-    if "message" not in there:
-        return table
-    messages = table["message"]
-    for former, message in MESSAGES.items():
-        messages = pc.replace_substring(messages, former, message)
-    return table.set_column(new.index("message"), table.schema.field("message"), messages)
+    table = table.rename_columns([n if names.get(n, n) in there else names[n] for n in table.column_names])
+    if "knowledge" in there and pa.types.is_string(table.schema.field("knowledge").type):
+        table = _replaced(table, "knowledge", pa.list_(pa.string()), map(_split, table["knowledge"].to_pylist()))
+    if "message" in there and "reason" not in there:
+        table = table.append_column("reason", pa.array(map(_reason, table["message"].to_pylist()), pa.string()))
+    if {"victim", "batch_size", "status"} <= there and "group" not in there:
+        groups = map(_group, table["attack"].to_pylist(), table["batch_size"].to_pylist())
+        table = table.append_column("group", pa.array(groups, pa.string()))
+    return table
+
+
+def _replaced(table: pa.Table, name: str, type: pa.DataType, values: Any) -> pa.Table:
+    column = pa.array(list(values), type)
+    return table.set_column(table.column_names.index(name), name, column)
+
+
+def _split(knowledge: str | None) -> Sequence[str] | None:
+    return None if knowledge is None else [name for name in knowledge.split(",") if name]
+
+
+def _reason(message: str | None) -> Reason | None:
+    return next((reason for text, reason in MESSAGES.items() if text in (message or "")), None)
+
+
+def _group(title: str, batch_size: int | None) -> str | None:
+    """Return the method of an audit's attack from its title, such as `dlg batch 4, adaptive`; None for other titles."""
+    for attacker in _AUDITED:
+        end = f" batch {batch_size}, {attacker}"
+        if title.endswith(end):
+            return title.removesuffix(end)
+    return None

@@ -14,6 +14,7 @@ import pyarrow as pa
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.measures import MEASURES
 from rayfed.privacy.tradeoff import PRIORS
+from rayfed.reasons import CHANNELS, UNDECIDED
 
 _string, _int, _long, _real, _bytes = pa.string(), pa.int32(), pa.int64(), pa.float64(), pa.binary()
 
@@ -41,7 +42,7 @@ _ROUND = _key("round", _int, "communication round, from 0; pages and the termina
 _ATTACKED = (
     _ARM,
     _ROUND,
-    _key("attack", _string, "the attack's name in the scenario"),
+    _key("attack", _string, "the attack's label in the scenario, or its name without a label"),
     _key("victim", _int, "id of the client whose update was attacked"),
     _key(
         "repeat", _int, "number of the attack on that victim in that round, from 0; each attack has its own random seed"
@@ -69,6 +70,8 @@ _COLUMN = pa.struct(
         ),
     ]
 )
+
+_REASONS = ", ".join(f"'{reason}'" for reason in sorted(CHANNELS | UNDECIDED))
 
 _METRICS = [
     _value(metric.name, _real, metric.description)
@@ -164,8 +167,9 @@ TABLES: dict[str, pa.Schema] = {
             *_ATTACKED,
             _SAMPLE,
             _value("batch_size", _int, "number of samples from which the attacked update was computed"),
+            _value("group", _string, "the attack's group in the scenario, its name in results; null without a group"),
             _value("observes", _string, "input of the attack: 'gradient', 'update' or 'shown'"),
-            _value("knowledge", _string, "grants of the threat model, comma-separated; empty for none"),
+            _value("knowledge", pa.list_(_string), "grants of the threat model; empty for none"),
             _value("distortion", _real, "relative distance of the observed update from the undefended one"),
             _value("true_label", _int, "class of the true image; null for regression"),
             _value("label", _int, "class that the attack returns for the matched reconstruction"),
@@ -233,6 +237,7 @@ TABLES: dict[str, pa.Schema] = {
             _value("iterations", _int, "iterations of the attack"),
             _value("seconds", _real, "wall time for the whole batch (s)"),
             _key("status", _string, "'ok', 'diverged', 'not applicable', 'failed' or 'not played' (not enough time)"),
+            _value("reason", _string, f"why an attack could not use an update: {_REASONS}; null for another reason"),
             _value("message", _string, "why the status is not ok, or which knowledge the attacker lacked"),
         ]
     ),
@@ -250,6 +255,7 @@ TABLES: dict[str, pa.Schema] = {
             ),
             _value("scores", pa.list_(_SCORED), "score of every candidate, for the ROC curve; AUC only"),
             _key("status", _string, "'ok', 'diverged', 'not applicable' or 'failed'"),
+            _value("reason", _string, f"why an attack could not use an update: {_REASONS}; null for another reason"),
             _value("message", _string, "why the status is not ok, or which knowledge the attacker lacked"),
         ]
     ),
@@ -420,7 +426,7 @@ OUTCOME_FIELDS = [
     _value("images", _int, "number of samples from which the leakage is computed"),
     _value("batch_size", _int, "samples in an attacked update"),
     _value("observes", _string, "input of the attack: 'gradient', 'update' or 'shown'"),
-    _value("knowledge", _string, "grants of the threat model, comma-separated; empty for none"),
+    _value("knowledge", pa.list_(_string), "grants of the threat model; empty for none"),
     _value("delta", _real, "delta of the guarantee"),
     _value("epsilon_unit", _string, "unit of protection of the guarantee: 'sample' or 'client'"),
     _value("epsilon_adjacency", _string, "adjacency of neighbouring data sets, and the protected object"),

@@ -53,6 +53,7 @@ _DRAWS = 4
 _MOST_DRAWS, _HELD = 256, 2**22
 """Maximum number of such updates if they differ, and of values in them."""
 _UNUSED = 2**30
+_NOT_RUN = "the attack could not run the defences' code on its own gradients"
 """A seed that is not used for other updates."""
 _ROUNDED = 32
 """Number of rounded updates for a zero gradient."""
@@ -573,14 +574,13 @@ def _other(batch: Batch, classes: int, seed: int) -> Batch:
 
 def _undone(code: _Code, update: Update) -> Named | Undo | str | None:
     from rayfed.gradients import flatten
-    from rayfed.hidden import UNREHEARSED
 
     try:
         undo = _rehearsed(code, flatten(update.tensors) if update.tensors else None)
         if undo.known:
             return undo(update) if update.tensors else undo
         if _reads_samples(code):
-            return f"{UNREHEARSED}: {understood.SAMPLES}, which the attacks do not use"
+            return f"{_NOT_RUN}: {understood.SAMPLES}, which the attacks do not use"
         return _inverted(code, update) if update.tensors else None
     except Exception as error:  # a defence may need data that the attacker does not have; reported in the tables
         return _why(error)
@@ -588,10 +588,8 @@ def _undone(code: _Code, update: Update) -> Named | Undo | str | None:
 
 def _why(error: Exception) -> str:
     """Return a message with the reason why nothing was reversed."""
-    from rayfed.hidden import UNREHEARSED
-
     why = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    return f"{UNREHEARSED} ({why}), so their known changes were not reversed"
+    return f"{_NOT_RUN} ({why}), so their known changes were not reversed"
 
 
 def _as_trained(code: _Code) -> AsTrained | None:

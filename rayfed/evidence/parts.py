@@ -8,7 +8,7 @@ from math import log
 from statistics import fmean
 from typing import Any
 
-from rayfed.analysis.summary import Row, measured
+from rayfed.evidence.rows import Row, measured
 from rayfed.metrics.chance import evidence
 
 LEVEL = 1e-3

@@ -13,7 +13,7 @@ from math import ceil, exp
 from statistics import fmean
 from typing import Any
 
-from rayfed.analysis.summary import Row, labels_given, measured
+from rayfed.evidence.rows import Row, labels_given, measured
 from rayfed.metrics.chance import evidence
 
 LUCK = 0.05
@@ -69,6 +69,16 @@ class Named:
     def lucky(self) -> bool:
         """Return whether the share may be due to chance, corrected for the number of attempts (Bonferroni)."""
         return self.attempts * self.luck > LUCK
+
+    @property
+    def by_chance(self) -> bool:
+        """Return whether the result may be due to chance: as a share, and on every single update."""
+        return self.lucky and not self.whole
+
+    @property
+    def beyond(self) -> bool:
+        """Return whether more labels were recovered than by the best guess."""
+        return self.guesses.commonest > 0 and (self.guesses.best < self.share or self.whole > 0)
 
     def reaching(self, least: float) -> int:
         """Return the number of updates of several samples with a share of recovered labels of at least `least`."""

@@ -1,0 +1,61 @@
+"""Values of single rows of the tables `attacks` and `outcomes`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from math import isfinite, isnan
+from typing import Any
+
+Row = Mapping[str, Any]
+Sample = tuple[Any, ...]
+"""Key of an attacked sample, equal in all arms: round, victim, and index in the victim's batch."""
+
+
+class Knowledge(StrEnum):
+    """Grants on which verdicts depend; users may define others."""
+
+    DEFENCE = "defence"
+    CODE = "code"
+    LABELS = "labels"
+
+
+def measured(value: float | None) -> bool:
+    """Return whether a value is a number: neither None nor NaN."""
+    return value is not None and not isnan(value)
+
+
+def sample_of(row: Row) -> Sample:
+    """Return the key of the row's sample."""
+    return row.get("round"), row["victim"], row["sample"]
+
+
+def knowledge_in(row: Row) -> tuple[str, ...]:
+    """Return the grants of the row's attacker; empty for none."""
+    return tuple(row.get("knowledge") or ())
+
+
+def labels_given(row: Row) -> bool:
+    """Return whether the attacker in a row of `attacks` was given the labels, so that the attack recovers none."""
+    return Knowledge.LABELS in knowledge_in(row)
+
+
+def code_given(row: Row) -> bool:
+    """Return whether the attacker in a row of `attacks` knows the code of the defences."""
+    return Knowledge.CODE in knowledge_in(row)
+
+
+def label_of(row: Row) -> str:
+    """Return the group of the row's attack, or its title without one: the name of the attack in results."""
+    label: str = row.get("group") or row["attack"]
+    return label
+
+
+def distortions(attacks: Sequence[Row]) -> dict[str, float]:
+    """Return each arm's mean relative distance between defended and true gradient, smallest distance first."""
+    arms: dict[str, list[float]] = {}
+    for row in attacks:
+        if row["distortion"] is not None and isfinite(row["distortion"]):
+            arms.setdefault(row["arm"], []).append(row["distortion"])
+    means = {arm: sum(values) / len(values) for arm, values in arms.items()}
+    return dict(sorted(means.items(), key=lambda item: item[1]))

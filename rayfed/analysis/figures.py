@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
-from math import floor, isinf, log10
+from decimal import Context
+from math import floor, isfinite, isinf, log10
 
 from rayfed.analysis.formats import NONE, duration, size
 from rayfed.analysis.promises import mixed
@@ -14,7 +14,7 @@ from rayfed.analysis.unanswered import BROKEN, MEANING, of_so_many
 from rayfed.errors import UserError, nearest
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.metrics.measures import JUDGED, MEASURES, extreme_of
-from rayfed.privacy.printing import at_most
+from rayfed.privacy.printing import at_most, raised
 
 SHOWN = (
     "test_accuracy",
@@ -55,36 +55,86 @@ def heading(measure: str) -> str:
     return f"{title} ({unit})" if unit else title
 
 
+@dataclass(frozen=True)
+class Cell:
+    """Rounded number of a table, in the unit of tables, with the ends of its interval."""
+
+    value: float
+    """Mean before rounding. A proved bound is rounded up already, and a value at the ceiling is the ceiling."""
+    digits: int = 4
+    """Number of significant digits of a value without an interval."""
+    at_ceiling: bool = False
+    """Whether the mean is at least the ceiling of its measure."""
+    ends: tuple[float, float] | None = None
+    pair: bool = False
+    """Whether the ends are both of two values instead of the ends of an interval."""
+
+    @property
+    def decimals(self) -> int:
+        """Return the number of decimals, negative if digits before the point are rounded."""
+        if self.ends is None:
+            return _count_decimals(self.value, self.digits)
+        return max(0, (0 if self.pair else 1) - floor(log10(self._half)))
+
+    def equals(self, other: Cell) -> bool:
+        """Return whether both values are equal to the number of decimals that both cells have."""
+        decimals = min(self.decimals, other.decimals)
+        return round(self.value, decimals) == round(other.value, decimals)
+
+    def __str__(self) -> str:
+        if self.ends is None:
+            return f"{'≥' * self.at_ceiling}{self.value:.{self.digits}g}"
+        mean, low, high = (f"{one:.{self.decimals}f}" for one in (self.value, *self.ends))
+        below, above = self._halves
+        if self.pair:
+            return f"{mean} ({low}, {high})"
+        if abs(above - below) > 0.01 * self._half:
+            return f"{mean} ({low} to {high})"
+        return f"{mean} ± {self._half:.{self.decimals}f}"
+
+    @property
+    def _halves(self) -> tuple[float, float]:
+        low, high = self.ends or (self.value, self.value)
+        return self.value - low, high - self.value
+
+    @property
+    def _half(self) -> float:
+        return max(self._halves)
+
+
+def round_estimate(measure: str, estimate: Estimate) -> Cell:
+    """Return the number that tables show for an estimate, in their unit.
+
+    Means with an interval are rounded to the second significant digit of the interval, others to the fourth digit of
+    their own.
+    """
+    if MEASURES[measure].proved:  # the weakest bound of the repeats, not a mean
+        return Cell(raised(estimate.mean), digits=3)
+    if MEASURES[measure].unit == "dB" and estimate.mean >= PSNR_CEILING:
+        return Cell(PSNR_CEILING, at_ceiling=True)
+    factor = _SCALES.get(MEASURES[measure].unit, ("", 1.0))[1]
+    if estimate.spread is None:
+        return Cell(estimate.mean * factor)
+    low, high = estimate.pair or estimate.spread
+    return Cell(estimate.mean * factor, ends=(low * factor, high * factor), pair=estimate.pair is not None)
+
+
+def _count_decimals(value: float, digits: int) -> int:
+    """Return the number of decimals of a value that is rounded to some significant digits, without trailing zeros."""
+    if not isfinite(value):
+        return 0
+    rounded = Context(prec=digits).create_decimal(value).normalize()
+    exponent = int(rounded.as_tuple().exponent)
+    return -exponent if exponent < 0 or rounded.adjusted() >= digits else 0  # large ones print in powers of ten
+
+
 def cell(measure: str, estimate: Estimate | None) -> str:
     """Format an estimate as a table cell: `12.3`, or `12.34 ± 0.56` with half the 95 % interval.
 
-    Numbers are rounded to the second significant digit of the interval. An asymmetric interval is given by its ends.
-    Two values have no interval and follow their mean, as in `12.3 (11.8, 12.9)`. A single value and equal values have
-    only a mean.
+    An asymmetric interval is given by its ends. Two values have no interval and follow their mean, as in
+    `12.3 (11.8, 12.9)`. A single value and equal values have only a mean.
     """
-    if estimate is None:
-        return NONE
-    if MEASURES[measure].proved:  # the weakest bound of the repeats, not a mean
-        return at_most(estimate.mean)
-    factor = _factor(measure)
-    if MEASURES[measure].unit == "dB" and estimate.mean >= PSNR_CEILING:
-        return f"≥{PSNR_CEILING:g}"
-    mean = estimate.mean * factor
-    if estimate.spread is None:
-        return _plain(mean)
-    low, high = (end * factor for end in estimate.pair or estimate.spread)
-    half = max(high - mean, mean - low)
-    decimals = max(0, (0 if estimate.pair else 1) - floor(log10(half)))
-    if estimate.pair:
-        return f"{mean:.{decimals}f} ({low:.{decimals}f}, {high:.{decimals}f})"
-    if abs((high - mean) - (mean - low)) > 0.01 * half:
-        return f"{mean:.{decimals}f} ({low:.{decimals}f} to {high:.{decimals}f})"
-    return f"{mean:.{decimals}f} ± {half:.{decimals}f}"
-
-
-def _factor(measure: str) -> float:
-    """Return the factor from a measure's unit to the unit in tables."""
-    return _SCALES.get(MEASURES[measure].unit, ("", 1.0))[1]
+    return NONE if estimate is None else str(round_estimate(measure, estimate))
 
 
 def said(measure: str, value: float) -> str:
@@ -170,8 +220,9 @@ def mark(one: Setting) -> str:
 
 def marked(name: str, one: Setting) -> str:
     """Format the value of a measure, with a mark if the value is no evidence of protection."""
-    text = cell(name, one.measures.get(name))
-    if text == NONE or not of_attacks(name):
+    estimate = one.measures.get(name)
+    text = cell(name, estimate)
+    if estimate is None or not of_attacks(name):
         return text
     known = OUTDONE if name in one.outdone else UNPROVEN * one.doubted(name)
     return f"{text}{known}{PARTLY * _doubted_in_part(name, one)}{BROKEN * bool(one.unanswered[0])}"
@@ -192,8 +243,8 @@ def _best(name: str, settings: Sequence[Setting]) -> set[int]:
         if _unlike(settings[row].seeds(name) for row in means):
             continue
         leading = (max if MEASURES[name].higher_is_better else min)(means, key=means.__getitem__)
-        printed = {row: _printed(name, settings[row].measures[name]) for row in means}
-        ties = {row for row in means if _alike(printed[row], printed[leading])}
+        shown = {row: round_estimate(name, settings[row].measures[name]) for row in means}
+        ties = {row for row in means if shown[row].equals(shown[leading])}
         best |= ties if len(ties) < len(means) else set()
     return best
 
@@ -213,22 +264,6 @@ def _compared(name: str, settings: Sequence[Setting]) -> list[dict[int, float]]:
 
 def _unlike(seeds: Iterable[frozenset[int]]) -> bool:
     return len(set(seeds)) > 1
-
-
-def _printed(measure: str, found: Estimate) -> tuple[float, int]:
-    """Return the mean before rounding, and the number of decimals in its cell."""
-    text = cell(measure, found).split()[0]
-    exponent = Decimal(text.removeprefix("≥")).as_tuple().exponent
-    decimals = -exponent if isinstance(exponent, int) else 0
-    if MEASURES[measure].proved or text.startswith("≥"):  # a bound, not a rounded mean
-        return float(text.removeprefix("≥")), decimals
-    return found.mean * _factor(measure), decimals
-
-
-def _alike(one: tuple[float, int], other: tuple[float, int]) -> bool:
-    """Return whether two means are equal to the number of decimals that both cells have."""
-    decimals = min(one[1], other[1])
-    return round(one[0], decimals) == round(other[0], decimals)
 
 
 def _note(settings: Sequence[Setting], shown: Sequence[str]) -> str:

@@ -10,6 +10,11 @@ def at_most(bound: float, digits: int = 3) -> str:
 
     Examples: an epsilon, a delta, a sampling rate. The formatted number is never below `bound`.
     """
+    return f"{raised(bound, digits):.{digits}g}"
+
+
+def raised(bound: float, digits: int = 3) -> float:
+    """Return an upper bound, rounded up to `digits` significant digits."""
     return _rounded(bound, digits, ROUND_CEILING)
 
 
@@ -30,10 +35,10 @@ def share_at_most(bound: float, digits: int = 3) -> str:
 
 def at_least(bound: float, digits: int = 3) -> str:
     """Format a lower bound, such as a noise multiplier, rounded down to `digits` significant digits."""
-    return _rounded(bound, digits, ROUND_FLOOR)
+    return f"{_rounded(bound, digits, ROUND_FLOOR):.{digits}g}"
 
 
-def _rounded(bound: float, digits: int, direction: str) -> str:
+def _rounded(bound: float, digits: int, direction: str) -> float:
     # The shortest decimal of this float, not its binary value, so that 1e-05 stays 1e-05.
     written = Decimal(repr(float(bound)))
-    return f"{float(Context(prec=digits, rounding=direction).create_decimal(written)):.{digits}g}"
+    return float(Context(prec=digits, rounding=direction).create_decimal(written))

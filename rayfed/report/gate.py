@@ -179,9 +179,31 @@ class Ruling:
             yield group, f"{change.metric} not closer than in the baseline", change.state, change.sentence
 
 
-_CHECK_COLUMNS = "arm", ">batch", "bound", ">value", "verdict", "by"
-_CHANGE_COLUMNS = "arm", "metric", ">change", ">updates", ">p", "verdict"
-"""Headings; those that begin with ">" are of right-aligned columns."""
+@dataclass(frozen=True)
+class _Column:
+    title: str
+    to_the_right: bool = False
+
+    def align(self, cell: str, width: int) -> str:
+        return cell.rjust(width) if self.to_the_right else cell.ljust(width)
+
+
+_CHECK_COLUMNS = (
+    _Column("arm"),
+    _Column("batch", to_the_right=True),
+    _Column("bound"),
+    _Column("value", to_the_right=True),
+    _Column("verdict"),
+    _Column("by"),
+)
+_CHANGE_COLUMNS = (
+    _Column("arm"),
+    _Column("metric"),
+    _Column("change", to_the_right=True),
+    _Column("updates", to_the_right=True),
+    _Column("p", to_the_right=True),
+    _Column("verdict"),
+)
 
 
 def _check_lines(checks: Sequence[Check]) -> list[str]:
@@ -190,7 +212,7 @@ def _check_lines(checks: Sequence[Check]) -> list[str]:
         (c.arm, str(c.batch or NONE), c.bound.sentence, c.written or NONE, c.state.upper(), c.by or NONE)
         for c in checks
     ]
-    return _in_columns(_CHECK_COLUMNS, rows, [check.details for check in checks])
+    return _align(_CHECK_COLUMNS, rows, [check.details for check in checks])
 
 
 def _change_lines(found: Sequence[Change]) -> list[str]:
@@ -206,19 +228,16 @@ def _change_lines(found: Sequence[Change]) -> list[str]:
         )
         for change in found
     ]
-    return _in_columns(_CHANGE_COLUMNS, rows, [change.details for change in found])
+    return _align(_CHANGE_COLUMNS, rows, [change.details for change in found])
 
 
-def _in_columns(headings: Sequence[str], rows: Sequence[Sequence[str]], details: Sequence[str]) -> list[str]:
+def _align(columns: Sequence[_Column], rows: Sequence[Sequence[str]], details: Sequence[str]) -> list[str]:
     """Return rows under headings as lines of text, each followed by its details if there are any."""
-    titles = [heading.removeprefix(">") for heading in headings]
-    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
+    titles = [column.title for column in columns]
+    widths = [max(map(len, cells)) for cells in zip(titles, *rows, strict=True)]
     lines = []
     for row, detail in zip([titles, *rows], ["", *details], strict=True):
-        cells = [
-            cell.rjust(width) if heading.startswith(">") else cell.ljust(width)
-            for cell, width, heading in zip(row, widths, headings, strict=True)
-        ]
+        cells = [column.align(cell, width) for column, cell, width in zip(columns, row, widths, strict=True)]
         lines.append(f" {'  '.join(cells)}".rstrip())
         lines += [f"   {detail}"] if detail else []
     return lines

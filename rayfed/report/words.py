@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from rayfed.analysis.formats import called, decibel, fixed, in_words, near
@@ -243,27 +244,29 @@ def closest_sample(row: Row, criterion: Criterion, where: str, classes: Mapping[
 
     `classes` is as in `of_run`. Only a leak is called reconstructed.
     """
-    sample, close = called(row), decibel(row["psnr"])
-    article = "an" if sample == "image" else "a"
-    how = "exactly" if close == "exact" else f"at a PSNR of {close} dB"
-    likeness = f" and an SSIM of {fixed(row['ssim'], 2)}" if measured(row.get("ssim")) and close != "exact" else ""
-    if sample != "image":
-        how, likeness = f"with {near(row)}", ""
+    sample = called(row)
+    preposition, score = _score(row, sample)
     of_class = ""
     if classes is not None and (label := row.get("true_label")) is not None:
         of_class = f", class {classes.get(label, label)}"
     what = f" (sample {row['sample']}, round {row['round'] + 1}{of_class})"
     place = f" {where}" if where else ""
-    whose = f"{article} {sample} of client {row['victim']}{what}{place}"
-    best = Statement("Best reconstruction", [f"{row['attack']} reconstructed {whose} {how}{likeness}."])
+    whose = f"{'an' if sample == 'image' else 'a'} {sample} of client {row['victim']}{what}{place}"
+    best = Statement("Best reconstruction", [f"{row['attack']} reconstructed {whose} {preposition}{score}."])
     if (judgement := criterion.judge(row)) != Judgement.LEAK:
-        why = judgement_text(criterion, judgement)
-        result = f"by {row['attack']}, {how.removeprefix('at ').removeprefix('with ')}{likeness}"
-        best = Statement(
-            "Best result",
-            [f"No {sample} was reconstructed. The best result is for {whose}, {result} ({why})."],
-        )
+        result = f"by {row['attack']}, {score} ({judgement_text(criterion, judgement)})"
+        best = Statement("Best result", [f"No {sample} was reconstructed. The best result is for {whose}, {result}."])
     return [best, Statement("Given to this attack", [f"{_capital(setting([row]))}."])]
+
+
+def _score(row: Row, sample: str) -> tuple[str, str]:
+    """Return the preposition of a reconstruction's score, with a space, and the score with its unit."""
+    if sample != "image":
+        return "with ", near(row)
+    if row["psnr"] == inf:
+        return "", "exactly"
+    likeness = f" and an SSIM of {fixed(row['ssim'], 2)}" if measured(row.get("ssim")) else ""
+    return "at ", f"a PSNR of {decibel(row['psnr'])} dB{likeness}"
 
 
 def _capital(text: str) -> str:

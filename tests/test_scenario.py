@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from rayfed import scenario
+from rayfed.analysis.summary import arm_spec, pairs_by_name
 from rayfed.errors import ScenarioError
 
 MINIMAL = "name: x\nfederation: {rounds: 2, clients: 4}\n"
@@ -303,11 +304,37 @@ def test_a_model_is_titled_as_it_is_written(written: str) -> None:
     assert scenario.ModelSpec.model_validate({"name": written}).title == written
 
 
-@pytest.mark.parametrize("section", ["arms: {'dp vs strong': []}", "opponents: {'a vs b': null}", "arms: {' vs ': []}"])
-def test_no_name_may_read_as_an_arm_with_its_opponent(section: str) -> None:
+def test_an_arm_may_be_called_as_an_arm_with_an_opponent() -> None:
+    found = scenario.parse(f"{MINIMAL}arms: {{dp: [{{name: gaussian, sigma: 2}}], 'dp vs strong': []}}\n")
+    assert {name: [d.name for d in arm.defences] for name, arm in found.played.items()} == {
+        "dp": ["gaussian"], "dp vs strong": [],
+    }  # fmt: skip
+    document = found.model_dump(mode="json")
+    assert arm_spec(document, "dp vs strong")["defences"] == []
+    assert pairs_by_name(document) == {"dp": ("dp", ""), "dp vs strong": ("dp vs strong", "")}
+    against = scenario.parse(f"{MINIMAL}arms: {{dp: [], 'a vs b': []}}\nopponents: {{'c vs d': null}}\n")
+    assert pairs_by_name(against.model_dump(mode="json")) == {
+        "dp vs c vs d": ("dp", "c vs d"), "a vs b vs c vs d": ("a vs b", "c vs d"),
+    }  # fmt: skip
+    assert list(against.played) == ["dp vs c vs d", "a vs b vs c vs d"]
+
+
+@pytest.mark.parametrize(
+    ("arms", "opponents", "place"),
+    [
+        ("{a: [], 'a vs b': []}", "{'b vs c': null, c: null}", "c"),
+        ("{dp: [], 'dp vs strong': []}", "{strong: null}", "strong"),
+    ],
+)
+def test_two_arms_may_not_have_the_same_name_in_tables(arms: str, opponents: str, place: str) -> None:
     with pytest.raises(ScenarioError) as caught:
-        scenario.parse(f"{MINIMAL}{section}\n")
-    assert [place[0] for place, _ in caught.value.problems] == [section.partition(":")[0]]
+        scenario.parse(f"{MINIMAL}arms: {arms}\nopponents: {opponents}\n")
+    assert [where for where, _ in caught.value.problems] == [("opponents", place)]
+
+
+def test_pairs_of_earlier_versions_are_read() -> None:
+    arms = {"mean vs nobody": {"malicious": None}, "mean vs flip": {"malicious": {"name": "label_flip"}}}
+    assert pairs_by_name({"arms": arms}) == {"mean vs nobody": ("mean", "nobody"), "mean vs flip": ("mean", "flip")}
 
 
 def test_a_grant_is_known_by_its_short_name_however_it_is_written() -> None:

@@ -105,8 +105,7 @@ class Cell:
 def round_estimate(measure: str, estimate: Estimate) -> Cell:
     """Return the number that tables show for an estimate, in their unit.
 
-    Means with an interval are rounded to the second significant digit of the interval, others to the fourth digit of
-    their own.
+    Means with an interval are rounded to the second significant digit of the interval, others to four significant digits.
     """
     if MEASURES[measure].proved:  # the weakest bound of the repeats, not a mean
         return Cell(raised(estimate.mean), digits=3)

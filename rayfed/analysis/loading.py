@@ -83,7 +83,7 @@ class Results(ABC):
 
     def settings(self, source: str = "") -> list[settings.Setting]:
         """Return the outcomes grouped by arm, attack and swept values, with intervals over repeats."""
-        found = settings.settings(self.outcomes().to_pylist(), self.fields, source)
+        found = settings.settings(self.outcomes().to_pylist(), self.fields, source, self.scenario)
         return idle.with_idle(twins.with_twins(found, self.scenario), self.scenario)
 
     @abstractmethod

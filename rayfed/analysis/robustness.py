@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from rayfed.analysis.summary import pairs_by_name, split_names
 from rayfed.evidence.rows import Row, measured
-from rayfed.store.schemas import VERSUS
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,16 @@ class Matrix:
     """Outcome by (arm, opponent); pairs without a result are missing."""
 
 
-def matrix(rounds: Iterable[Row]) -> Matrix:
-    """Return the results of the arms with an opponent in their name, from the last evaluated rows of `rounds`."""
-    found = Matrix()
+def matrix(rounds: Iterable[Row], scenario: Row | None = None) -> Matrix:
+    """Return the results of the arms with an opponent, from the last evaluated rows of `rounds`.
+
+    Without a scenario, arms and opponents are read from the names.
+    """
+    rounds, found = list(rounds), Matrix()
+    pairs = split_names(row["arm"] for row in rounds) if scenario is None else pairs_by_name(scenario)
     for row in rounds:
-        arm, versus, opponent = row["arm"].partition(VERSUS)
-        if not versus or not measured(row.get("test_accuracy")):
+        arm, opponent = pairs.get(row["arm"], (row["arm"], ""))
+        if not opponent or not measured(row.get("test_accuracy")):
             continue
         found.outcomes[arm, opponent] = Outcome(row["test_accuracy"], row.get("backdoor_accuracy"))
         found.arms += [arm] * (arm not in found.arms)

@@ -8,9 +8,10 @@ from math import isfinite, sqrt
 from statistics import fmean, stdev
 from typing import Any, Literal
 
+from rayfed.analysis.summary import pairs_by_name
 from rayfed.evidence.rows import Row
 from rayfed.metrics.measures import MEASURES, measure_of
-from rayfed.store.schemas import VERSUS
+from rayfed.store.arms import owner_of
 
 CONFIDENCE = 0.95
 INAPPLICABLE = "not applicable"
@@ -177,8 +178,15 @@ class Setting:
         return self.source, self.arm, repr(self.fields)
 
 
-def settings(rows: Sequence[Row], fields: Sequence[str] = (), source: str = "") -> list[Setting]:
-    """Return the outcomes grouped by arm, attack and swept values; exclude failed and stopped trials."""
+def settings(
+    rows: Sequence[Row], fields: Sequence[str] = (), source: str = "", scenario: Row | None = None
+) -> list[Setting]:
+    """Return the outcomes grouped by arm, attack and swept values; exclude failed and stopped trials.
+
+    Swept `fields` of an arm are values of this arm only. Without a scenario, arms have no opponents.
+    """
+    pairs = {row["arm"]: (row["arm"], "") for row in rows} if scenario is None else pairs_by_name(scenario)
+    owners = {path: owner_of(path, {arm for arm, _ in pairs.values()})[0] for path in fields}
     groups: dict[tuple[Any, ...], dict[Any, Row]] = {}
     for row in rows:
         if row.get("status", "finished") == "finished":
@@ -186,13 +194,16 @@ def settings(rows: Sequence[Row], fields: Sequence[str] = (), source: str = "") 
             mine = groups.setdefault(key, {})
             seed = row.get("seed")
             mine.setdefault(len(mine) if seed is None else ("seed", seed), row)  # equal seeds give equal runs
-    return [_setting(list(group.values()), fields, source) for group in groups.values()]
+    found = []
+    for (name, *_), group in groups.items():
+        own = [path for path, owner in owners.items() if owner in (None, pairs.get(name, (name, ""))[0])]
+        found.append(_setting(list(group.values()), own, source))
+    return found
 
 
 def _setting(group: list[Row], fields: Sequence[str], source: str) -> Setting:
     first = group[0]
-    arm = f"arms.{first['arm'].partition(VERSUS)[0]}."
-    mine = {f: first.get(f) for f in fields if not f.startswith("arms.") or f.startswith(arm)}
+    mine = {path: first.get(path) for path in fields}
     measures = {name: e for name in MEASURES if (e := _over_repeats(name, group)) is not None}
     return Setting(source, first["arm"], first["attack"], mine, measures, group)
 

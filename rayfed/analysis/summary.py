@@ -20,6 +20,7 @@ from rayfed import registry
 from rayfed.analysis.membership import Roc, roc
 from rayfed.evidence.rows import Row, knowledge_in, label_of, labels_given, measured
 from rayfed.metrics.known import METRICS
+from rayfed.store.arms import Pair, name_arm, name_pairs
 from rayfed.store.schemas import VERSUS
 
 _OF_SAMPLES = tuple(metric.name for metric in METRICS.values() if metric.compares != "labels")
@@ -180,21 +181,38 @@ def arm_names(scenario: Row, *tables: Sequence[Row]) -> list[str]:
 
     With opponents, an arm is listed once per opponent.
     """
-    arms, opponents = scenario.get("arms") or {}, scenario.get("opponents") or {}
-    named = [f"{arm}{VERSUS}{opponent}" for arm in arms for opponent in opponents] if opponents else arms
+    named = [name for name, _ in name_pairs(scenario.get("arms") or {}, scenario.get("opponents") or {})]
     return list(dict.fromkeys(named) | dict.fromkeys(row["arm"] for table in tables for row in table))
 
 
 def arm_and_opponent(scenario: Row, arm: str) -> tuple[str, str]:
     """Return an arm's name in the scenario, and its opponent (poisoning attack) or an empty text."""
-    arms, opponents = scenario.get("arms") or {}, scenario.get("opponents") or {}
-    for opponent in opponents:
-        if arm.endswith(f"{VERSUS}{opponent}"):
-            return arm.removesuffix(f"{VERSUS}{opponent}"), str(opponent)
-    if arms and not opponents and all(VERSUS in name for name in arms):  # format of earlier versions
-        base, _, opponent = arm.partition(VERSUS)
-        return base, opponent
-    return arm, ""
+    return pairs_by_name(scenario).get(arm, (arm, ""))
+
+
+def pairs_by_name(scenario: Row) -> dict[str, Pair]:
+    """Return the arms of a scenario and their opponents by the names of the pairs in tables."""
+    if pairs := _pairs_of_earlier_versions(scenario):
+        return pairs
+    arms = scenario.get("arms") or [name_arm(one["name"] for one in scenario.get("defences") or [])]
+    return dict(name_pairs(arms, scenario.get("opponents") or {}))
+
+
+def _pairs_of_earlier_versions(scenario: Row) -> dict[str, Pair]:
+    """Return the pairs of a scenario of an earlier version by their names; empty for other scenarios.
+
+    Earlier versions could store each pair as an arm with malicious clients, called by the name of the pair.
+    """
+    arms = scenario.get("arms") or {}
+    malicious = any(isinstance(spec, Mapping) and spec.get("malicious") for spec in arms.values())
+    pairs = split_names(arms) if malicious and not scenario.get("opponents") else {}
+    return pairs if all(opponent for _, opponent in pairs.values()) else {}
+
+
+def split_names(names: Iterable[str]) -> dict[str, Pair]:
+    """Split the names of pairs that were stored without a scenario with opponents."""
+    parts = {name: name.partition(VERSUS) for name in names}
+    return {name: (arm, opponent) for name, (arm, _, opponent) in parts.items()}
 
 
 def arm_spec(scenario: Row, arm: str) -> Row:

@@ -21,9 +21,9 @@ from rayfed.errors import LeaseError, RunError, plain
 from rayfed.scenario import Scenario, Sweep
 from rayfed.scenario.trials import Trial, check_values, fields_of, planned
 from rayfed.store import exits, run_key
+from rayfed.store.arms import name_pairs
 from rayfed.store.folder import RunFolder
 from rayfed.store.lease import holding
-from rayfed.store.schemas import VERSUS
 
 BEGUN = "begun.json"
 """File with the fields of the scenario, at the start of the sweep, that determine results."""
@@ -198,7 +198,8 @@ class SweepRecorder:
     def _all_else(self, row: Any) -> Any:
         """Return the repeat, and the swept values other than the arm's defences."""
         owned = [(path, *self.scenario.owner_of(path)) for path in swept(self.scenario).fields]
-        values = [(rest, str(row.get(path))) for path, arm, rest in owned if arm in (None, row["arm"])]
+        mine = _arms_by_name(self.scenario).get(row["arm"], row["arm"])
+        values = [(rest, str(row.get(path))) for path, arm, rest in owned if arm in (None, mine)]
         return row["repeat"], tuple(sorted(value for value in values if not value[0].startswith("defences")))
 
     def _outcome(self, trial: Trial, error: str | None) -> list[dict[str, Any]]:
@@ -230,9 +231,14 @@ class SweepRecorder:
         return [setting.title for setting in list(left.values())[:NAMED]]
 
 
+def _arms_by_name(scenario: Scenario) -> dict[str, str]:
+    """Return the arms of a scenario by the names in tables of the arms with their opponents."""
+    return {name: arm for name, (arm, _) in name_pairs(scenario.written_arms, scenario.opponents)}
+
+
 def _tried(scenario: Scenario, rows: Sequence[dict[str, Any]]) -> dict[int, Tried]:
     """Return the results for Optuna: index of a setting -> values and objectives, if all repeats finished."""
-    objectives = swept(scenario).objectives
+    objectives, arms = swept(scenario).objectives, _arms_by_name(scenario)
     settings: dict[int, dict[str, list[dict[str, Any]]]] = {}
     for row in rows:
         settings.setdefault(int(row["trial"].partition("-")[0]), {}).setdefault(row["trial"], []).append(row)
@@ -241,7 +247,7 @@ def _tried(scenario: Scenario, rows: Sequence[dict[str, Any]]) -> dict[int, Trie
         judged = objectives_of(list(repeats.values()), objectives)
         every = [row for trial in repeats.values() for row in trial]
         if len(judged) == len(objectives) and all(row["status"] == "finished" for row in every):
-            arm = every[0]["arm"].partition(VERSUS)[0]
+            arm = arms.get(every[0]["arm"], every[0]["arm"])
             values = {path: every[0].get(path) for path in fields_of(scenario, arm)}
             found[index] = Tried(arm, values, [judged[name] for name in objectives])
     return found

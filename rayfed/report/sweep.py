@@ -80,7 +80,7 @@ def _contents(sweep: SweepFolder) -> dict[str, Any]:
     """Return the variables of the template."""
     scenario, fields, rows = sweep.scenario, sweep.fields, sweep.outcomes().to_pylist()
     unfinished = [row for row in rows if row["status"] != "finished"]
-    found = with_twins(settings(rows, fields), scenario)
+    found = with_twins(settings(rows, fields, scenario=scenario), scenario)
     preferred = [name for name in scenario["sweep"].get("objectives") or PREFERRED if name in MEASURES]
     explorer = explore(found, unfinished, fields, [*preferred, *PREFERRED])
     arms = summary.arm_names(scenario, rows)

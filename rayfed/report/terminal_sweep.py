@@ -123,8 +123,9 @@ class SweepView:
         self.note(f"part of the summary could not be printed: {why}")
 
     def _say_settings(self, rows: Sequence[dict[str, Any]], fields: Sequence[str]) -> None:
-        scenario = SweepFolder(self._folder).scenario if self._folder else {}
-        found = sorted(with_twins(settings(rows, fields), scenario), key=lambda s: _mean(s.measures.get("psnr")))
+        scenario = SweepFolder(self._folder).scenario if self._folder else None
+        found = with_twins(settings(rows, fields, scenario=scenario), scenario or {})
+        found.sort(key=lambda one: _mean(one.measures.get("psnr")))
         shown = [name for name in _COLUMNS if any(name in s.measures for s in found)]
         self._say(_table(found, shown))
         for state, reasons in _reasons(found).items():

@@ -29,7 +29,7 @@ from rayfed.scenario.components import (
 )
 from rayfed.scenario.sections import ArmSpec, Augment, Scenario, Schedule, Training
 from rayfed.scenario.system import System
-from rayfed.store.schemas import VERSUS
+from rayfed.store.arms import name_pairs
 
 _MISSING = "required, but not given"
 _REQUIRED: Mapping[Place, Any] = {
@@ -327,12 +327,13 @@ def _of_system(s: Scenario) -> Iterator[Problem]:
 
 
 def _name_problems(s: Scenario) -> Iterator[Problem]:
-    """Yield a problem for each name of an arm or opponent that contains the separator of the two."""
-    for section, names in (("arms", s.arms), ("opponents", s.opponents)):
-        for name in names:
-            if VERSUS in name:
-                message = f"the name contains '{VERSUS}', which separates arms from opponents; choose another name"
-                yield Problem(path=(section, name), message=message)
+    """Yield a problem for each pair of an arm and an opponent whose name in tables is not unique."""
+    known = dict.fromkeys(s.written_arms if s.opponents else ())
+    for name, (_, opponent) in name_pairs(s.written_arms, s.opponents):
+        if name in known:
+            message = f"two arms would be called '{name}' in tables; rename the opponent or an arm"
+            yield Problem(path=("opponents", opponent), message=message)
+        known[name] = None
 
 
 def _malicious_problems(s: Scenario) -> Iterator[Problem]:

@@ -29,6 +29,7 @@ from rayfed.scenario.components import (
 )
 from rayfed.scenario.sweep import Sweep
 from rayfed.scenario.system import System
+from rayfed.store.arms import name_arm, name_pairs, owner_of
 from rayfed.store.schemas import VERSUS
 
 if TYPE_CHECKING:
@@ -430,26 +431,22 @@ class Scenario(Section):
     @property
     def played(self) -> dict[str, ArmSpec]:
         """Return the arms of a run by name. A scenario without `arms` has one arm, named after its defences."""
-        arms = self.arms or {"+".join(d.name for d in self.defences) or "none": ArmSpec(defences=self.defences)}
+        arms = self.arms or {name: ArmSpec(defences=self.defences) for name in self.written_arms}
         if not self.opponents:
             return arms
         return {
-            f"{name}{VERSUS}{opponent}": arm.model_copy(update={"malicious": malicious})
-            for name, arm in arms.items()
-            for opponent, malicious in self.opponents.items()
+            name: arms[arm].model_copy(update={"malicious": self.opponents[opponent]})
+            for name, (arm, opponent) in name_pairs(arms, self.opponents)
         }
 
     @property
     def written_arms(self) -> list[str]:
         """Return the names of the arms, not combined with `opponents` (malicious clients)."""
-        return list(self.arms or self.model_copy(update={"opponents": {}}).played)
+        return list(self.arms) or [name_arm(defence.name for defence in self.defences)]
 
     def owner_of(self, path: str) -> tuple[str | None, str]:
         """Return the arm that a field belongs to (None: all arms), and the field's path within the arm."""
-        for arm in sorted(self.arms, key=len, reverse=True):  # `a.b` before `a`
-            if path.startswith(f"arms.{arm}."):
-                return arm, path.removeprefix(f"arms.{arm}.")
-        return None, path
+        return owner_of(path, self.arms)
 
     def model_with(self, own: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of the scenario's model, updated by the `model` fields of an arm.

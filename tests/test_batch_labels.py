@@ -6,6 +6,8 @@ from rayfed.analysis.labels import by_batch_size
 from rayfed.analysis.settings import settings
 from tests.result_fixtures import BATCH, outcome
 
+NEAR = (0.12345678, 0.12345679)
+
 SHARES = (
     ("dlg", 1, (1.0, 1.0)), ("dlg", 16, (0.5, 0.75)), ("grnn", 16, (0.9, 0.9)), ("grnn", 64, (0.8, 0.8)),
     ("idlg", 1, (1.0, 1.0)),
@@ -28,3 +30,10 @@ def test_labels_by_batch_size() -> None:
     assert found.rows == [["none", "dlg", "1", "0.6 (0.5, 0.8)", "–"], ["none", "grnn", "–", "0.9", "0.8"]]
     assert by_batch_size(settings([outcome(label_accuracy=1.0, batch_size=4)])) is None
     assert by_batch_size(settings([outcome(batch_size=size, **{BATCH: size}) for size in (1, 2)], [BATCH])) is None
+
+
+def test_settings_with_values_that_print_alike_have_rows_of_their_own() -> None:
+    rows = [outcome(label_accuracy=1.0, batch_size=size, **{BATCH: size, "lr": lr}) for size in (1, 2) for lr in NEAR]
+    found = by_batch_size(settings(rows, [BATCH, "lr"]))
+    assert found is not None
+    assert len(found.rows) == 2

@@ -348,6 +348,7 @@ PROMISE: dict[str, Any] = {
     "change",
     [
         {"delta": 1e-3},
+        {"delta": 0.999999e-5},
         {"epsilon_unit": "client"},
         {"epsilon_adjacency": "one sample replaced"},
         {"epsilon_against": "not the server"},

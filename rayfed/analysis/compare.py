@@ -70,16 +70,18 @@ def compare(results: Sequence[Results], against: str | None = None) -> Compariso
     names = _names(results)
     found = [each for name, one in zip(names, results, strict=True) for each in one.settings(name)]
     scenarios = [{k: v for k, v in one.scenario.items() if k not in _NO_MATTER} for one in results]
-    found_different = list(differences(scenarios))
-    touched = {each.path.partition(".")[0] for each in found_different}
-    warnings = [said for section, said in _BASIS.items() if section in touched]
+    by_section = {}
+    for section in dict.fromkeys(key for one in scenarios for key in one):
+        by_section[section] = list(differences([one.get(section) for one in scenarios], section))
+    found_different = [each for changed in by_section.values() for each in changed]
+    warnings = [said for section, said in _BASIS.items() if by_section.get(section)]
     for name, one in zip(names, results, strict=True):
         if not exits.over(one.status):
             warnings.append(f"{name} is not finished ({one.status.get('state') or 'not started'})")
     groups = [group for name, each in zip(names, results, strict=True) for group in each.groups(name)]
     reasons = []
-    told = [each.path for each in found_different if each.path not in _SAME_VICTIMS]
-    if unlike := [path for path in told if path.partition(".")[0] in _PAIRED]:
+    decisive = (each for section, changed in by_section.items() if section in _PAIRED for each in changed)
+    if unlike := [each.path for each in decisive if each.path not in _SAME_VICTIMS]:
         reasons.append(f"the victims are not the same ({', '.join(unlike)} {'differ' if unlike[1:] else 'differs'})")
     if changed := attacks_changed(scenarios):
         reasons.append(f"attacks with the same name have different settings ({', '.join(changed)})")

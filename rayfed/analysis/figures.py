@@ -105,7 +105,8 @@ class Cell:
 def round_estimate(measure: str, estimate: Estimate) -> Cell:
     """Return the number that tables show for an estimate, in their unit.
 
-    Means with an interval are rounded to the second significant digit of the interval, others to four significant digits.
+    Means with an interval are rounded to the second significant digit of the interval, others to the fourth of the
+    mean.
     """
     if MEASURES[measure].proved:  # the weakest bound of the repeats, not a mean
         return Cell(raised(estimate.mean), digits=3)

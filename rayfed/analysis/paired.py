@@ -50,6 +50,8 @@ class Group:
     """Values of swept fields that arms share; only settings with equal values are paired."""
     doubted: Collection[str] = ()
     """Measures whose values are no evidence of protection (`Setting.doubted`)."""
+    identity: Hashable = None
+    """Key of the setting, equal for all attacks on it; titles of settings with close values may be equal."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,17 @@ def of_seeds(settings: Sequence[Setting]) -> list[Group]:
         return frozenset(row["seed"] for row in one.rows if row.get("without_result"))
 
     return [
-        Group(one.arm, one.title, one.attack, "seed", values(one), unanswered(one), shared(one), _doubted(one))
+        Group(
+            one.arm,
+            one.title,
+            one.attack,
+            "seed",
+            values(one),
+            unanswered(one),
+            shared(one),
+            _doubted(one),
+            one.identity,
+        )
         for one in settings
     ]
 
@@ -170,11 +182,12 @@ def paired(groups: Sequence[Group], against: str | None = None) -> list[Paired]:
 
 def _of_training(groups: Sequence[Group]) -> list[Group]:
     """Return a group for each setting with the measures that do not depend on the attack."""
-    found: dict[tuple[str, str], Group] = {}
+    found: dict[Hashable, Group] = {}
     for group in groups:
         values = {name: known for name, known in group.values.items() if not of_attacks(name)}
         if values:
-            found.setdefault((group.title, group.shared), replace(group, attack=None, values=values, unanswered=()))
+            key = group.identity, group.title, group.shared
+            found.setdefault(key, replace(group, attack=None, values=values, unanswered=()))
     return list(found.values())
 
 

@@ -9,6 +9,8 @@ from rayfed.evidence.rows import Row
 from rayfed.metrics.measures import MEASURES
 from rayfed.privacy.printing import at_most
 
+_Kind = tuple[float | None, str | None, str | None, str | None]
+"""Delta, unit, adjacency and adversary of a guarantee."""
 _CALLED = {"epsilon": "epsilons", "rero": "bounds on reconstruction"}
 
 
@@ -17,19 +19,22 @@ def mixed(settings: Sequence[Setting], measure: str) -> str | None:
 
     Epsilons with another delta, unit, adjacency or adversary cannot be compared.
     """
-    kinds: dict[str, list[str]] = {}
+    kinds: dict[_Kind, list[str]] = {}
     for each in settings:
         if MEASURES[measure].proved and measure in each.measures:
             for row in each.rows:
                 kinds.setdefault(_kind(row, measure), []).append(each.title)
     if len(kinds) < 2:
         return None
-    named = "; ".join(f"{', '.join(dict.fromkeys(titles))}: {kind}" for kind, titles in kinds.items())
+    named = "; ".join(f"{', '.join(dict.fromkeys(titles))}: {_name(kind)}" for kind, titles in kinds.items())
     return f"the {_CALLED[measure]} are of different kinds and cannot be compared ({named})"
 
 
-def _kind(row: Row, measure: str) -> str:
+def _kind(row: Row, measure: str) -> _Kind:
     delta = row.get("delta") if measure == "epsilon" else None
-    told = [None if delta is None else f"delta {at_most(delta)}"]
-    told += [row.get(f"epsilon_{name}") for name in ("unit", "adjacency", "against")]
-    return ", ".join(part for part in told if part)
+    return delta, row.get("epsilon_unit"), row.get("epsilon_adjacency"), row.get("epsilon_against")
+
+
+def _name(kind: _Kind) -> str:
+    delta, *conditions = kind
+    return ", ".join(filter(None, [None if delta is None else f"delta {at_most(delta)}", *conditions]))

@@ -188,11 +188,10 @@ def recommend(
             raise UserError(f"{found}: remove the bound on {each.measure}, or use one kind of guarantee in all arms")
     spans = [_span(settings, each) for each in bounds]
     groups, leaks = by_values(settings), any(each.on_attacks for each in bounds)
-    refused = {group[0].title: group[0].useless for group in groups if group[0].useless}
     candidates = [
         Candidate(group, [_check(group, each, span) for each, span in zip(bounds, spans, strict=True)])
         for group in groups
-        if group[0].title not in refused
+        if not group[0].useless
     ]
     if not candidates:
         raise UserError("the accuracy of every setting is at chance level: train longer, or use weaker defences")
@@ -204,9 +203,10 @@ def recommend(
         cheapest = [each for each in cheapest if each.cost(name)[0] <= bar]
     chosen, *tied = sorted(cheapest, key=lambda each: [sum(each.cost(name)) for name in costs])
     unattacked = [each.title for each in candidates if leaks and each.settings[0].attack is None]
-    unproven = {each.title: why for each in candidates if (why := _unproven(each, chosen, bounds))}
+    refused = {group[0].title: group[0].useless for group in groups if group[0].useless}
+    refused |= {each.title: why for each in candidates if (why := _unproven(each, chosen, bounds))}
     names = [each.title for each in tied]
-    return Recommendation(list(bounds), costs, chosen, len(meeting), len(groups), unattacked, names, refused | unproven)
+    return Recommendation(list(bounds), costs, chosen, len(meeting), len(groups), unattacked, names, refused)
 
 
 def _unproven(each: Candidate, chosen: Candidate, bounds: Sequence[Bound]) -> str:

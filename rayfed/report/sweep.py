@@ -214,5 +214,5 @@ def _trials(rows: Iterable[Row]) -> int:
 
 
 def _key_lengths(rows: Sequence[Row], fields: Sequence[str]) -> set[int]:
-    paths = [path for path in fields if path.endswith(".key_bits")]
+    paths = [path for path in fields if path.rpartition(".")[2] == "key_bits"]
     return {row[path] for row in rows for path in paths if isinstance(row[path], int)}

@@ -184,8 +184,8 @@ def _table(found: Sequence[Setting], shown: Sequence[str]) -> Table:
     """Return the table of the settings, with the verdict of each."""
     attacks = len({setting.attack for setting in found if setting.attack}) > 1
     states = _states(found)
-    verdicts = [states.get(setting.title, NONE) for setting in found]
-    judged = any(verdict != NONE for verdict in verdicts)
+    verdicts = [states.get(setting.identity, NONE) for setting in found]
+    judged = bool(states)
     table = Table("setting", *["verdict"] * judged, *["attack"] * attacks, *map(heading, shown), box=SIMPLE)
     for setting, verdict in zip(found, verdicts, strict=True):
         words = [setting.title + mark(setting), *[verdict] * judged, *[setting.attack or NONE] * attacks]
@@ -193,13 +193,13 @@ def _table(found: Sequence[Setting], shown: Sequence[str]) -> Table:
     return table
 
 
-def _states(found: Sequence[Setting]) -> dict[str, str]:
-    """Return title -> verdict of each attacked setting: the first in `WEIGHT` over all attacks and repeats."""
-    states: dict[str, str] = {}
+def _states(found: Sequence[Setting]) -> dict[tuple[str, str, str], str]:
+    """Return identity -> verdict of each attacked setting: the worst `State` over all attacks and repeats."""
+    states: dict[tuple[str, str, str], str] = {}
     for group in by_values(found):
         own = {row.get("verdict") for one in group if one.attack for row in one.rows}
         if state := next((state for state in State if state in own), None):
-            states[group[0].title] = "LEAKS" if state == "leaks" else state
+            states[group[0].identity] = "LEAKS" if state == "leaks" else state
     return states
 
 

@@ -31,10 +31,15 @@ class AttackerActor(Renewable, Attacker):
 
     def begin_attack(
         self, attack: AttackSpec, arm: ResolvedArm, observations: Sequence[Observation], keys: Sequence[bytes]
-    ) -> Peak:
-        """Run the first iterations of an attack, and return the peak GPU memory of this process."""
+    ) -> Peak | None:
+        """Run the first iterations of an attack, and return the peak GPU memory of this process.
+
+        Returns None if the attack fails on all victims, because it may have needed more memory than was measured.
+        """
         with suppress(_Begun), listening(_end_soon, every=0):
-            super().attack(attack, arm, observations, keys)
+            guesses, _ = super().attack(attack, arm, observations, keys)
+            if all(guess.status == "failed" for guess in guesses):
+                return None
         return peak()
 
 

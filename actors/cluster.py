@@ -53,16 +53,24 @@ def connected(address: str | None, scenario: Scenario) -> Iterator[None]:
 
 
 def available_gpus(address: str | None, scenario: Scenario) -> dict[str, int]:
-    """Return the number of GPUs that each kind of actor may use, in the cluster or on this machine."""
-    if not address and not ray.is_initialized():
-        return gpus_here()
+    """Return the number of GPUs that each kind of actor may use, in the cluster or on this machine.
+
+    Ray counts the GPUs. On this machine PyTorch must find them, too, so the smaller number holds.
+    """
+    here = gpus_here() if not address and (local_ray.is_own() or not ray.is_initialized()) else None
+    if here and not any(here.values()):
+        return here  # Ray, which may still be starting, has nothing to add
     with connected(address, scenario):
-        nodes = alive().values()
-    most = wanted(with_devices(scenario, dict.fromkeys(KINDS, 0)), 1, 1)
+        nodes = list(alive().values())
+    most = wanted(with_devices(scenario, dict.fromkeys(KINDS, 0)), 1, len(scenario.attacks))
     shares = {"clients": most.client, "attackers": most.attacker}
-    return {
-        kind: sum(int(node.gpus) for node in nodes if share.may_be_on(node.labels)) for kind, share in shares.items()
-    }
+    gpus = {kind: gpus_for(share, nodes) for kind, share in shares.items()}
+    return {kind: min(number, here[kind]) for kind, number in gpus.items()} if here else gpus
+
+
+def gpus_for(share: ResourceShare, nodes: Sequence[Node]) -> int:
+    """Return the number of GPUs on the nodes where such an actor may be."""
+    return sum(int(node.gpus) for node in nodes if share.may_be_on(node.labels))
 
 
 @contextmanager

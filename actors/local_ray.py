@@ -18,6 +18,8 @@ from rayfed.simulated_gpus import simulated_gpus
 
 _LIMIT = "RAY_max_direct_call_object_size"
 _OWN_LIMIT, _RAYS_LIMIT = 1 << 20, 100 << 10
+_own = False
+"""Whether `start` has started the present Ray of this process."""
 
 
 def connect(**options: Any) -> None:
@@ -30,6 +32,8 @@ def connect(**options: Any) -> None:
 
 def start() -> None:
     """Start a local Ray that listens only on 127.0.0.1, and remove the files of dead Ray sessions."""
+    global _own
+    _own = True
     ray_files.guard_token()
     # If memory is short, kill one actor at a time, the youngest first, and not the server.
     os.environ.setdefault("RAY_worker_killing_policy_by_group", "true")
@@ -52,11 +56,13 @@ def ending() -> Iterator[None]:
     """
     import ray
 
+    global _own
     well = False
     try:
         yield
         well = True
     finally:
+        _own = False
         ray.shutdown()
         ray_files.leave_session(remove=well)
 
@@ -137,6 +143,11 @@ def starting() -> Iterator[None]:
         _background.over.set()
         _background.join()  # Ray's C++ code frees the thread's data before the interpreter ends
         _background = None
+
+
+def is_own() -> bool:
+    """Return whether `start` has started this process's Ray, or is starting it in the background."""
+    return _own or _background is not None
 
 
 def is_up() -> bool:

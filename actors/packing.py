@@ -5,99 +5,135 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from math import floor
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from actors.actor_pool import ActorPool
 from actors.attacker import AttackerActor
 from actors.client import ClientActor
-from actors.cluster import Allotment, alive, available_gpus, check, connected, divide
+from actors.cluster import Allotment, alive, available_gpus, check, connected, divide, gpus_for, wanted
 from actors.workers import Workers
 from rayfed.data.partitions.base import Parts
-from rayfed.engine.attacking import keys_of
-from rayfed.engine.executor import Call, Done
-from rayfed.engine.gpus import KINDS, with_devices, with_num_gpus
+from rayfed.engine.attacking import CRASHES, keys_of, limit_of
+from rayfed.engine.executor import Call, Crashed, Done, Overdue
+from rayfed.engine.gpus import with_devices, with_num_gpus
 from rayfed.engine.inputs import Inputs, prepare
-from rayfed.errors import ResourceError
-from rayfed.memory import Peak, explaining
+from rayfed.errors import ResourceError, UserError
+from rayfed.memory import CONTEXT, Peak, explaining, largest
 from rayfed.scenario import Scenario, resolve
-from rayfed.scenario.trials import planned, scenario_of
+from rayfed.scenario.trials import Trial, scenario_of
+from rayfed.scenario.trials import largest as largest_trials
 
 _GIB = 2**30
 _UNITS = 10_000
 """Ray counts GPUs in units of 1/10,000."""
-_ACTOR = {"clients": "a client actor", "attackers": "an attacker"}
 Kind = Literal["clients", "attackers"]
-_LOWER = {
-    "clients": "training.batch_size or federation.cohort_size",
-    "attackers": "the attacks' batch_size, restarts or victims_per_call",
-}
-"""Fields that determine how much memory an actor needs, by kind."""
+_ACTOR: dict[Kind, str] = {"clients": "a client actor", "attackers": "an attacker"}
+Needs: TypeAlias = Mapping[Kind, Peak | None]
+"""Kind of actor -> peak GPU memory of one such actor; None if it is unknown."""
 
 
 def with_shares(inputs: Inputs, note: Callable[[str], None]) -> Scenario:
     """Replace each `num_gpus: auto` of a scenario by a number, measured on GPUs, and print the measured memory.
 
-    One client actor, alone on a GPU, trains the first cohort of each arm. Then one attacker, alone on a GPU, begins
-    each attack. Raises `ResourceError` if no GPU has room for such an actor.
+    One client actor, alone on a GPU, trains the largest cohorts of each arm. Then one attacker, alone on a GPU, begins
+    each attack on each arm. Raises `ResourceError` if a GPU has no room for such actors.
     """
-    scenario = inputs.scenario
-    kinds = [kind for kind in KINDS if getattr(scenario.resources, kind).num_gpus == "auto"]
+    return _with_shares(inputs.scenario, partial(_measure, inputs), note)
+
+
+def with_measured_shares(scenario: Scenario, note: Callable[[str], None] = lambda _: None) -> Scenario:
+    """Replace each `num_gpus: auto` of a sweep's scenario by a number, measured on the sweep's largest trials.
+
+    The shares are those of the largest actor of each kind. An actor of a trial that is invalid is unknown.
+    """
+    gpus = available_gpus(None, scenario)
+    scenario = with_devices(scenario, gpus)
+    if not any(gpus.values()):
+        return scenario
+
+    def measure(kinds: Sequence[Kind]) -> Needs:
+        each = [_measure_trial(scenario, trial, gpus, kinds) for trial in largest_trials(scenario)]
+        return {kind: largest(needs[kind] for needs in each) for kind in kinds}
+
+    with connected(None, scenario):
+        return _with_shares(scenario, measure, note)
+
+
+def _with_shares(
+    scenario: Scenario, measure: Callable[[Sequence[Kind]], Needs], note: Callable[[str], None]
+) -> Scenario:
+    """Replace each `num_gpus: auto` by a number, given a function that measures actors of these kinds."""
+    kinds: list[Kind] = [kind for kind in _ACTOR if getattr(scenario.resources, kind).num_gpus == "auto"]
     if "attackers" in kinds and not scenario.attacks:
         kinds.remove("attackers")
         scenario = with_num_gpus(scenario, {"attackers": 0.0})
     if not kinds:
         return scenario
-    peaks = _measure(inputs, with_num_gpus(scenario, dict.fromkeys(kinds, 1.0)), kinds)
-    if scenario.resources.clients.labels == scenario.resources.attackers.labels:
-        shares = shares_of(peaks)
-    else:  # they are on different nodes
-        shares = {kind: shares_of({kind: peak})[kind] for kind, peak in peaks.items()}
-    note(describe(peaks, shares))
+    needs = measure(kinds)
+    alone = with_num_gpus(scenario, dict.fromkeys(kinds, 1.0))
+    most = wanted(alone, 1, len(scenario.attacks))
+    if most.client.labels == most.attacker.labels:
+        shares = shares_of(needs, gpus_for(most.client, list(alive().values())))
+    else:
+        shares = shares_apart(needs)
+    note(describe(needs, shares))
     return with_num_gpus(scenario, shares)
 
 
-def with_measured_shares(scenario: Scenario, note: Callable[[str], None] = lambda _: None) -> Scenario:
-    """Replace each `num_gpus: auto` of a sweep's scenario by a number, measured on the first trial."""
-    gpus = available_gpus(None, scenario)
-    if not any(gpus.values()):
-        return with_devices(scenario, gpus)
-    trials = planned(scenario) if scenario.sweep and scenario.sweep.search != "optuna" else []
-    first = scenario_of(scenario, trials[0]) if trials else scenario
-    with connected(None, scenario):
-        measured = with_shares(prepare(first.model_copy(update={"sweep": None}), gpus=gpus), note).resources
-    return scenario.model_copy(update={"resources": measured})
+def shares_of(needs: Needs, gpus: int) -> dict[str, float]:
+    """Return the share of a GPU for one actor of each kind, given each kind's need and the number of GPUs.
 
-
-def shares_of(peaks: Mapping[str, Peak]) -> dict[str, float]:
-    """Return the share of a GPU for one actor of each kind, given each kind's peak of GPU memory.
-
-    As many actors of each kind as fit share a GPU. If one of each does not fit, the last kind gets what the first one
-    leaves: an attacker attacks fewer victims at a time if memory runs out. Raises `ResourceError` if an actor does not
-    fit alone.
+    As many actors of each kind as fit share a GPU. If one of each does not fit, or a need is unknown, the kinds are on
+    different GPUs. On a single GPU, a kind with an unknown need gets what the other leaves. Raises `ResourceError` if
+    the kinds do not fit on a single GPU.
     """
-    for kind, peak in peaks.items():
-        _check_fits(kind, peak)
-    room = min(peak.total - peak.others for peak in peaks.values())
-    needed = sum(peak.took for peak in peaks.values())
-    together = room // needed
-    if together:
-        return {kind: _rounded(peak.took / needed / together) for kind, peak in peaks.items()}
-    first, last = peaks
-    share = min(_rounded(peaks[first].took / room), 1 - 1 / _UNITS)
-    return {first: share, last: _rounded(1 - share)}
+    known = {kind: peak for kind, peak in needs.items() if peak}
+    room = min((peak.total - peak.others for peak in known.values()), default=0)
+    needed = sum(peak.took for peak in known.values())
+    if len(known) == len(needs) and needed <= room:
+        together = room // needed
+        return {kind: _rounded(peak.took / needed / together) for kind, peak in known.items()}
+    if gpus > 1 or len(needs) == 1:
+        return shares_apart(needs)
+    if not known:
+        return dict.fromkeys(needs, 1 / len(needs))
+    if len(known) == len(needs) or room - needed <= CONTEXT:
+        raise ResourceError(_too_large(known))
+    [first] = known
+    share = _rounded(needed / room)
+    return {kind: share if kind == first else _rounded(1 - share) for kind in needs}
 
 
-def describe(peaks: Mapping[str, Peak], shares: Mapping[str, float]) -> str:
+def shares_apart(needs: Needs) -> dict[str, float]:
+    """Return the share of a GPU for one actor of each kind, if different kinds are on different GPUs.
+
+    An actor with an unknown need gets a whole GPU.
+    """
+    return {kind: _rounded(1 / peak.together) if peak else 1.0 for kind, peak in needs.items()}
+
+
+def describe(needs: Needs, shares: Mapping[str, float]) -> str:
     """Return a text with the GPU memory measured for each kind of actor, and how many actors share a GPU."""
-    peak = next(iter(peaks.values()))
-    total, others = peak.total / _GIB, peak.others / _GIB
-    needs = ", ".join(f"{_ACTOR[kind]} needs {peak.took / _GIB:.2f} GiB" for kind, peak in peaks.items())
     numbers = ", ".join(f"{floor(1 / share)} {kind}" for kind, share in shares.items())
-    if len(shares) > 1:
-        numbers = f"{max(1, floor(1 / sum(shares.values())))} of each kind"
-    used = f", of which other processes use {others:.1f}" if others else ""
-    return f"num_gpus: auto: {needs}; {numbers} per GPU ({total:.1f} GiB{used})"
+    if len(shares) > 1 and sum(shares.values()) <= 1:
+        numbers = f"{floor(1 / sum(shares.values()))} of each kind"
+    found = ", ".join(_need(kind, peak) for kind, peak in needs.items())
+    return f"num_gpus: auto: {found}; {numbers} per GPU{_gpu(needs)}"
+
+
+def _need(kind: Kind, peak: Peak | None) -> str:
+    return f"{_ACTOR[kind]} needs {peak.took / _GIB:.2f} GiB" if peak else f"{_ACTOR[kind]} could not be measured"
+
+
+def _gpu(needs: Needs) -> str:
+    """Return a text with the memory of the measured GPU; empty if nothing was measured."""
+    peak = next(filter(None, needs.values()), None)
+    if peak is None:
+        return ""
+    used = f", of which other processes use {peak.others / _GIB:.1f}" if peak.others else ""
+    return f" ({peak.total / _GIB:.1f} GiB{used})"
 
 
 def _rounded(share: float) -> float:
@@ -105,43 +141,54 @@ def _rounded(share: float) -> float:
     return max(1, floor(share * _UNITS + 1e-6)) / _UNITS
 
 
-def _check_fits(kind: str, peak: Peak) -> None:
-    if peak.together > 0:
-        return
-    took, others, total = (size / _GIB for size in (peak.took, peak.others, peak.total))
-    used = f", of which other processes use {others:.1f}" if others else ""
-    raise ResourceError(
-        f"resources.{kind}.num_gpus: auto: {_ACTOR[kind]} needs {took:.1f} GiB, and its GPU has {total:.1f} GiB{used}: "
-        f"lower {_LOWER[kind]}"
+def _too_large(known: Needs) -> str:
+    """Return the error message if an actor of each kind does not fit on the only GPU."""
+    needs = ", ".join(_need(kind, peak) for kind, peak in known.items())
+    return (
+        f"resources: num_gpus: auto: a client actor and an attacker do not fit together on the only GPU{_gpu(known)}: "
+        f"{needs}: set resources.attackers.num_gpus to 0, so that attackers compute on the CPU, or lower "
+        f"training.batch_size, federation.cohort_size or the attacks' batch_size, restarts or victims_per_call"
     )
 
 
-def _measure(inputs: Inputs, scenario: Scenario, kinds: Sequence[str]) -> dict[str, Peak]:
-    """Return the peak of one actor of each of these kinds, each alone on a GPU."""
-    allotment = divide(list(alive().values()), scenario, 1, 1)
+def _measure_trial(scenario: Scenario, trial: Trial, gpus: Mapping[str, int], kinds: Sequence[Kind]) -> Needs:
+    """Return the needs of a sweep's trial; unknown if its values do not fit together."""
+    try:
+        inputs = prepare(scenario_of(scenario, trial), gpus=gpus)
+    except UserError:  # a combination that the sweep may not have, or whose row tells the error
+        return dict.fromkeys(kinds)
+    return _measure(inputs, kinds)
+
+
+def _measure(inputs: Inputs, kinds: Sequence[Kind]) -> Needs:
+    """Return the peak of one actor of each of these kinds, each alone on a GPU; None for unknown."""
+    scenario = with_num_gpus(inputs.scenario, dict.fromkeys(kinds, 1.0))
     attacked = list(range(len(scenario.attacks))) if "attackers" in kinds else []
-    data = inputs.data
+    allotment = divide(list(alive().values()), scenario, 1, len(attacked))
+    data, needs = inputs.data, dict[Kind, Peak | None]()
     parts = data, Parts.of(inputs.parts), Parts.of(inputs.validation)
-    peaks = dict[str, Peak]()
     check_alone(replace(allotment, clients=1, attackers=0))
     with closing(Workers(ActorPool(), 1, ClientActor, allotment.client, scenario, *parts)) as clients:
         if "clients" in kinds:
-            [done] = _run(clients, "clients", [Call("first_work", ())])
-            peaks["clients"] = done.result
-        observed = {
-            done.call.tag: done.result
-            for done in _run(clients, "clients", [Call("first_observations", (i,), i) for i in attacked])
-        }
-    calls = [_first_attack(scenario, i, observed[i]) for i in attacked if observed[i]]
-    if calls:
+            _run(clients, "clients", [Call("train_largest", ())])
+        arms = resolve(scenario).values()
+        observe = [
+            Call("first_observations", (arm.name, i), (scenario.attacks[i], arm), returns=2)
+            for i in attacked
+            for arm in arms
+        ]
+        observed = _run(clients, "clients", observe)
+        if "clients" in kinds:
+            needs["clients"] = _run(clients, "clients", [Call("peak", ())])[0].result
+    if "attackers" in kinds:
         check_alone(replace(allotment, clients=0, attackers=1))
         made_of = AttackerActor, allotment.attacker, data.sample.published(), len(data.classes)
+        calls = [_first_attack(scenario, done) for done in observed if done.result]
         with closing(Workers(ActorPool(), 1, *made_of)) as attackers:
-            ended = _run(attackers, "attackers", calls)
-        peaks["attackers"] = max((done.result for done in ended), key=lambda peak: peak.tensors)
-    elif attacked:
-        peaks["attackers"] = peaks["clients"]
-    return peaks
+            results = [done.result for done in _run(attackers, "attackers", calls)]
+        failed = len(calls) < len(observed) or any(isinstance(result, Overdue | Crashed) for result in results)
+        needs["attackers"] = None if failed else largest(results)
+    return needs
 
 
 def check_alone(allotment: Allotment) -> None:
@@ -149,11 +196,11 @@ def check_alone(allotment: Allotment) -> None:
     check(allotment, list(alive().values()))
 
 
-def _first_attack(scenario: Scenario, index: int, observed: tuple[Sequence[int], Sequence[object]]) -> Call:
-    """Return the call that begins an attack on the first arm's observations."""
-    attack, arm = scenario.attacks[index], next(iter(resolve(scenario).values()))
-    victims, observations = observed
-    return Call("begin_attack", (attack, arm.to_attackers(), observations, keys_of(scenario, attack, 0, victims)))
+def _first_attack(scenario: Scenario, observed: Done) -> Call:
+    """Return the call that begins an attack on the victims that a client actor has observed."""
+    (attack, arm), victims, [observations] = observed.call.tag, observed.result, observed.rest
+    args = attack, arm.to_attackers(), observations, keys_of(scenario, attack, 0, victims)
+    return Call("begin_attack", args, limit=limit_of(scenario, victims), crashes=CRASHES)
 
 
 def _run(workers: Workers, kind: Kind, calls: Sequence[Call]) -> list[Done]:

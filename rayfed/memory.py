@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from math import inf
@@ -143,13 +143,23 @@ class Peak(NamedTuple):
 
     @property
     def took(self) -> int:
-        """Return the GPU memory of the whole process in bytes: tensors, cache and CUDA context."""
-        return CONTEXT + self.tensors
+        """Return the GPU memory of the whole process in bytes: tensors, cache and CUDA context.
+
+        It is at most what other processes leave free, because the process did fit, and its context is an assumption.
+        """
+        return min(CONTEXT + self.tensors, self.total - self.others)
 
     @property
     def together(self) -> int:
         """Return the number of processes of this size that fit into the GPU memory which other processes leave free."""
         return (self.total - self.others) // self.took
+
+
+def largest(peaks: Iterable[Peak | None]) -> Peak | None:
+    """Return the peak of the process that took most; None (unknown) if any is unknown, or if there are none."""
+    found = list(peaks)
+    known = [peak for peak in found if peak is not None]
+    return max(known, key=lambda peak: peak.took) if known and len(known) == len(found) else None
 
 
 SIMULATED_PEAK = Peak(tensors=3 * 2**29, others=0, total=2**34)

@@ -1,4 +1,8 @@
-"""The plan of a round: sampled clients, cohorts and victims. It depends only on the scenario."""
+"""The plan of a round: sampled clients, cohorts and victims.
+
+It depends only on the scenario. Part of that is whether clients compute on a GPU, which `num_gpus: auto` decides once,
+before the first round.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +90,12 @@ def fewest_clients(scenario: Scenario) -> int:
 
 
 def cohort_size(scenario: Scenario) -> int:
-    """Return the number of clients per cohort, which depends only on the scenario and not on the cluster."""
+    """Return the number of clients per cohort.
+
+    By default it depends on the number of clients per round, on the training of the arms, and on whether clients
+    compute on a GPU, but not on the number or size of the actors. The last bits of results depend on it, because each
+    cohort's updates are summed first. A resumed run keeps it, because clients stay on the same kind of device.
+    """
     f = scenario.federation
     if f.system and f.system.drops:
         return 1  # which updates are summed is only known when they arrive
@@ -104,6 +113,28 @@ def cohorts(scenario: Scenario, round: int, asynchronous: bool = False) -> list[
         return [[client] for client in started(scenario, round)]
     clients, size = drawn_clients(scenario, round), cohort_size(scenario)
     return [clients[i : i + size] for i in range(0, len(clients), size)]
+
+
+def largest_cohorts(scenario: Scenario, samples: np.ndarray, asynchronous: bool = False) -> list[tuple[int, list[int]]]:
+    """Return the cohort with the largest client and the cohort with the most samples, each after its round.
+
+    Client i has `samples[i]` samples. These may be one cohort, or none if no round has clients.
+    """
+
+    def size(cohort: Sequence[int]) -> int:
+        return int(samples[cohort].max())
+
+    def total(cohort: Sequence[int]) -> int:
+        return int(samples[cohort].sum())
+
+    found = list[tuple[int, list[int]]]()
+    for round in range(scenario.federation.rounds):
+        if there := cohorts(scenario, round, asynchronous):
+            found += [(round, max(there, key=size)), (round, max(there, key=total))]
+    if not found:
+        return []
+    largest, most = max(found, key=lambda one: size(one[1])), max(found, key=lambda one: total(one[1]))
+    return [largest] if largest == most else [largest, most]
 
 
 def victims(scenario: Scenario, attack: AttackSpec, round: int, samples: np.ndarray) -> list[int]:

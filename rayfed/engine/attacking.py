@@ -43,7 +43,7 @@ _HELD = 4 * 2**30
 """Approximate maximum bytes of observations held at once; those of a whole stage may exceed a machine's memory."""
 
 
-_CRASHES = 1
+CRASHES = 1
 """Number of process deaths after which an attack is run again; a single death may have another cause."""
 
 
@@ -392,10 +392,9 @@ class Attacks:
                 self.progress.note(f"{name} could not be computed and is left empty: {why}")
 
     def _call(self, tag: int, d: AttackCall, observations: Ref, round: int) -> Call:
-        seconds = self.scenario.resources.timeout
-        limit = None if seconds is None else seconds * len(d.victims)
+        limit = limit_of(self.scenario, d.victims)
         args = d.attack, d.arm.to_attackers(), observations, self._keys(d, round)
-        return Call("attack", args, tag, returns=2, limit=limit, crashes=_CRASHES)
+        return Call("attack", args, tag, returns=2, limit=limit, crashes=CRASHES)
 
     def _unfinished(self, d: AttackCall, how: Overdue | Crashed) -> list[Guess]:
         """Return failed results for an attack that took too long or whose process died."""
@@ -404,7 +403,7 @@ class Attacks:
         elif how.memory:
             message = "the attack's process ran out of memory: lower the attack's batch_size, restarts or victims"
         else:
-            message = f"the attack's process died {1 + _CRASHES} times"
+            message = f"the attack's process died {1 + CRASHES} times"
         return [failed(d.attack.build(), message) for _ in d.victims]
 
     def _due(self, round: int, arms: Sequence[ResolvedArm], failed: Collection[tuple[str, int]]) -> list[AttackCall]:
@@ -430,6 +429,12 @@ class Attacks:
     def _states_behind(self, d: AttackCall, round: int) -> dict[int, State]:
         """Return the states of the clients whose work the call's observation repeats."""
         return self.load_states(d.arm.name, plan.behind(self.scenario, d.attack, round, d.victims), round)
+
+
+def limit_of(scenario: Scenario, victims: Sequence[int]) -> float | None:
+    """Return the maximum seconds of a call that attacks these victims (`resources.timeout`); None for no limit."""
+    seconds = scenario.resources.timeout
+    return None if seconds is None else seconds * len(victims)
 
 
 def keys_of(scenario: Scenario, attack: AttackSpec, round: int, victims: Sequence[int], repeat: int = 0) -> list[bytes]:

@@ -68,33 +68,40 @@ class ClientWorker(ClientRuntime):
             fold.add(index, result, level)
         return None, fold.nodes
 
-    def first_work(self) -> Peak:
-        """Train the first cohort of each arm, evaluate each arm, and return the peak GPU memory of this process."""
+    def train_largest(self) -> None:
+        """Train the largest cohorts of each arm on the initial weights, and evaluate each arm.
+
+        The largest cohorts are the one with the largest client, and the one with the most samples.
+        """
         for name, spec in self.specs.items():
             arm = self.arm(name)
-            sent = Sent(0, arm.weights, arm.buffers)
-            first = next(iter(plan.cohorts(self.scenario, 0, aggregation_of(spec).asynchronous)), [])
-            tasks = [self.task(name, self.here(sent), client, self.parts[client], {}) for client in first]
-            if tasks:
-                deque(cohort_updates(tasks, spec.training.in_round(0), arm.defences), maxlen=0)
-            self.evaluate(name, sent, 0, min(_EVALUATED, len(self.data.test_labels)))
+            for round, cohort in plan.largest_cohorts(
+                self.scenario, self.parts.sizes, aggregation_of(spec).asynchronous
+            ):
+                sent = self.here(Sent(round, arm.weights, arm.buffers))
+                tasks = [self.task(name, sent, client, self.parts[client], {}) for client in cohort]
+                deque(cohort_updates(tasks, spec.training.in_round(round), arm.defences), maxlen=0)
+            rows = min(_EVALUATED, len(self.data.test_labels))
+            self.evaluate(name, Sent(0, arm.weights, arm.buffers), 0, rows)
+
+    def peak(self) -> Peak:
+        """Return the peak GPU memory of this process so far."""
         return peak()
 
-    def first_observations(self, index: int) -> tuple[Sequence[int], Sequence[Observation]] | None:
-        """Return the victims of an attack's first call, and their observations on the initial weights.
+    def first_observations(self, name: str, index: int) -> tuple[Sequence[int], Sequence[Observation]]:
+        """Return the victims of an attack's first call on an arm, and their observations on the initial weights.
 
-        The observations are those of the first arm. `index` is the attack's position in the scenario. Returns None if a
-        client cannot be observed; the run then reports the reason.
+        `index` is the attack's position in the scenario. Returns no victims if a client cannot be observed; the run
+        then reports the reason.
         """
-        attack = self.scenario.attacks[index]
-        name = next(iter(self.specs))
-        arm = self.arm(name)
-        first = min(attack.rounds, default=0)
-        victims = plan.victims(self.scenario, attack, first, self.parts.sizes)[: attack.victims_per_call]
+        attack, arm = self.scenario.attacks[index], self.arm(name)
+        round = min(attack.rounds, default=attack.earlier)
+        victims = plan.victims(self.scenario, attack, round, self.parts.sizes)[: attack.victims_per_call]
+        *earlier, sent = (Sent(r, arm.weights, arm.buffers) for r in range(round - attack.earlier, round + 1))
         try:
-            _, observations, _ = self.observe(name, Sent(0, arm.weights, arm.buffers), victims, attack, {}, 0)
+            _, observations, _ = self.observe(name, sent, victims, attack, {}, 0, earlier)
         except UserError:
-            return None
+            return [], []
         return victims, observations
 
     def evaluate(self, arm: str, sent: Sent, start: int, stop: int, split: Split = "test") -> Evaluation:

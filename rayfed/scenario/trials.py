@@ -63,6 +63,23 @@ def check_values(scenario: Scenario) -> None:
                 scenario_of(scenario, Trial(0, arm, {path: value}, 0))
 
 
+def largest(scenario: Scenario) -> list[Trial]:
+    """Return trials of all arms together with the largest number of each swept field, for measuring memory.
+
+    Values that are not numbers are all included, in each combination. A scenario without a sweep is one trial.
+    """
+    fields = {} if scenario.sweep is None else scenario.sweep.fields
+    chosen = product(*(_largest(values) for values in fields.values()))
+    return [Trial(i, None, dict(zip(fields, values, strict=True)), 0) for i, values in enumerate(chosen)]
+
+
+def _largest(values: list[Any] | Range) -> list[Any]:
+    if isinstance(values, Range):
+        return [_as(values, values.high)]
+    numbers = [value for value in values if type(value) in (int, float)]
+    return [value for value in values if type(value) not in (int, float)] + ([max(numbers)] if numbers else [])
+
+
 def scenario_of(scenario: Scenario, trial: Trial) -> Scenario:
     """Return the scenario of one trial of a sweep, with the trial's arm, field values and seed.
 

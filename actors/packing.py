@@ -65,7 +65,7 @@ def _with_shares(
     scenario: Scenario, measure: Callable[[Sequence[Kind]], Needs], note: Callable[[str], None]
 ) -> Scenario:
     """Replace each `num_gpus: auto` by a number, given a function that measures actors of these kinds."""
-    kinds: list[Kind] = [kind for kind in _ACTOR if getattr(scenario.resources, kind).num_gpus == "auto"]
+    kinds = _automatic(scenario)
     if "attackers" in kinds and not scenario.attacks:
         kinds.remove("attackers")
         scenario = with_num_gpus(scenario, {"attackers": 0.0})
@@ -80,6 +80,11 @@ def _with_shares(
         shares = shares_apart(needs)
     note(describe(needs, shares))
     return with_num_gpus(scenario, shares)
+
+
+def _automatic(scenario: Scenario) -> list[Kind]:
+    """Return the kinds of actors with `num_gpus: auto`."""
+    return [kind for kind in _ACTOR if getattr(scenario.resources, kind).num_gpus == "auto"]
 
 
 def shares_of(needs: Needs, gpus: int) -> dict[str, float]:
@@ -162,7 +167,7 @@ def _measure_trial(scenario: Scenario, trial: Trial, gpus: Mapping[str, int], ki
 
 def _measure(inputs: Inputs, kinds: Sequence[Kind]) -> Needs:
     """Return the peak of one actor of each of these kinds, each alone on a GPU; None for unknown."""
-    scenario = with_num_gpus(inputs.scenario, dict.fromkeys(kinds, 1.0))
+    scenario = with_num_gpus(inputs.scenario, dict.fromkeys(_automatic(inputs.scenario), 1.0))
     attacked = list(range(len(scenario.attacks))) if "attackers" in kinds else []
     allotment = divide(list(alive().values()), scenario, 1, len(attacked))
     data, needs = inputs.data, dict[Kind, Peak | None]()

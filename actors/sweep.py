@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from pyarrow.fs import FSSpecHandler, PyFileSystem
@@ -15,7 +16,7 @@ from ray.tune.experiment import Trial as TuneTrial
 from ray.tune.schedulers import ASHAScheduler, MedianStoppingRule, TrialScheduler
 from ray.tune.search.optuna import OptunaSearch
 
-from actors.cluster import alive, allot_trial, check, connected
+from actors.cluster import alive, allot_trial, available_gpus, check, connected
 from actors.executor import TrialExecution
 from actors.packing import with_measured_shares
 from actors.trackers import trackers
@@ -34,12 +35,20 @@ _TUNE = "tune"
 """Subfolder of the sweep's folder for the files of Tune and TensorBoard."""
 
 
-def on_tune(address: str | None = None) -> SweepExecution:
-    """Return a function that runs sweeps on Ray: a connected cluster, the one at `address`, or a new local Ray."""
+@dataclass(frozen=True)
+class TuneExecution:
+    """Function object that runs sweeps on Ray: a connected cluster, the one at `address`, or a new local Ray."""
 
-    def execution(recorder: SweepRecorder) -> None:
+    address: str | None = None
+
+    def num_gpus(self, scenario: Scenario) -> dict[str, int]:
+        """Return the number of GPUs that each kind of actor may use, in the cluster or on this machine."""
+        return available_gpus(self.address, scenario)
+
+    def __call__(self, recorder: SweepRecorder) -> None:
+        """Run the remaining trials of a sweep in parallel, and remove Tune's own files."""
         folder = recorder.folder
-        with connected(address, recorder.scenario), _quiet_tune():
+        with connected(self.address, recorder.scenario), _quiet_tune():
             scenario = with_measured_shares(recorder.scenario, recorder.progress.note)
             allotment = allot_trial(scenario)
             check(allotment, list(alive().values()))
@@ -55,7 +64,10 @@ def on_tune(address: str | None = None) -> SweepExecution:
         if "tensorboard" not in swept(scenario).trackers:  # Tune's own state is not needed to continue
             folder.files.fs.rm(f"{folder.files.root}/{_TUNE}", recursive=True)
 
-    return execution
+
+def on_tune(address: str | None = None) -> SweepExecution:
+    """Return a function that runs sweeps on Ray: a connected cluster, the one at `address`, or a new local Ray."""
+    return TuneExecution(address)
 
 
 def _tuner(scenario: Scenario, recorder: SweepRecorder, callback: _Recording) -> tune.Tuner:

@@ -10,12 +10,14 @@ import pytest
 
 import rayfed
 from rayfed import scenario as scenarios
+from rayfed.client import plan
 from rayfed.engine import continuing, runs, sweeps
 from rayfed.engine.gpus import KINDS, with_devices
 from rayfed.engine.local import local
 from rayfed.engine.local_sweep import local_sweep
 from rayfed.engine.progress import Progress, SweepProgress
-from rayfed.errors import RunError
+from rayfed.engine.sweeps import SweepRecorder
+from rayfed.errors import ResourceError, RunError
 from rayfed.report.run import write_report
 from rayfed.report.share import sharing
 from rayfed.store.checkpoint import Checkpoint
@@ -254,3 +256,46 @@ def test_trials_of_an_edited_sweep_are_not_mixed(tmp_path: Path) -> None:
     folder.write_text("scenario.yaml", before)
     edit(folder, "sweep.samples=2")
     assert sweeps.resume(folder.url, False, local_sweep, SweepProgress()).outcomes().num_rows == 2
+
+
+class Devices:
+    """Execution of a sweep on a machine with a number of GPUs, which notes the devices of the trials."""
+
+    def __init__(self, gpus: int) -> None:
+        self.gpus, self.seen = gpus, dict[str, object]()
+
+    def num_gpus(self, _: scenarios.Scenario) -> dict[str, int]:
+        return dict.fromkeys(KINDS, self.gpus)
+
+    def __call__(self, recorder: SweepRecorder) -> None:
+        resources = recorder.scenario.resources
+        self.seen = {kind: getattr(resources, kind).num_gpus for kind in KINDS}
+
+
+@pytest.mark.parametrize(("before", "now", "used"), [(0, 0, 0), (0, 2, 0), (1, 2, "auto"), (1, 0, None)])
+def test_a_sweep_continues_on_the_kind_of_device_that_it_began_on(
+    before: int, now: int, used: object, tmp_path: Path
+) -> None:
+    fields = "arms={none: []}", "sweep={fields: {training.lr: [0.1, 0.2]}}"
+    first, second = Devices(before), Devices(now)
+    folder = sweeps.sweep(parsed(*fields), str(tmp_path), first, SweepProgress())
+    assert first.seen == dict.fromkeys(KINDS, "auto" if before else 0)
+    if used is None:
+        with pytest.raises(ResourceError):
+            sweeps.resume(folder.url, False, second, SweepProgress())
+    else:
+        sweeps.resume(folder.url, False, second, SweepProgress())
+        assert second.seen == dict.fromkeys(KINDS, used)
+
+
+def test_a_run_keeps_the_size_of_its_cohorts_when_it_is_resumed(tmp_path: Path) -> None:
+    """Whether clients use GPUs decides it, and is stored with the run."""
+    automatic = parsed("federation.clients_per_round=null", "federation.clients=40")
+    for gpus in (0, 1):
+        began = with_devices(automatic, dict.fromkeys(KINDS, gpus))
+        saved = Checkpoint(0, {}, scenario=continuing.what_counts(began))
+        resumed = with_devices(automatic, continuing.same_gpus(saved.scenario, automatic, dict.fromkeys(KINDS, 1)))
+        assert plan.cohort_size(resumed) == plan.cohort_size(began)
+        continuing.check_same(RunFolder.at(str(tmp_path)), saved, resumed)
+    on_cpu, on_gpu = (with_devices(automatic, dict.fromkeys(KINDS, gpus)) for gpus in (0, 1))
+    assert plan.cohort_size(on_cpu) != plan.cohort_size(on_gpu)

@@ -41,25 +41,25 @@ def what_counts(scenario: Scenario) -> dict[str, Any]:
 
 
 def gpus_of_run(saved: Checkpoint | None, scenario: Scenario, execution: Execution) -> dict[str, int]:
-    """Return the number of GPUs for each kind of actor of a continued run; 0 for kinds that used the CPU so far.
+    """Return the number of GPUs for each kind of actor of a run, which may be continued (`same_gpus`)."""
+    gpus = execution.num_gpus(scenario)
+    return same_gpus(saved.scenario, scenario, gpus) if saved and saved.scenario else dict(gpus)
+
+
+def same_gpus(begun: Document, scenario: Scenario, gpus: Mapping[str, int]) -> dict[str, int]:
+    """Return the number of GPUs for each kind of actor of a continued run or sweep; 0 for kinds that used the CPU.
 
     Raises `ResourceError` if a kind computed on GPUs by `num_gpus: auto`, and there are none.
     """
-    gpus = dict(execution.num_gpus(scenario))
-    if saved is None or not saved.scenario:
-        return gpus
-    for kind in KINDS:
-        began_on_gpus = saved.scenario["resources"][kind]["num_gpus"]
-        if getattr(scenario.resources, kind).num_gpus != "auto":
-            continue
-        if began_on_gpus and not gpus[kind]:
+    automatic = [kind for kind in KINDS if getattr(scenario.resources, kind).num_gpus == "auto"]
+    on_cpu = {kind for kind in automatic if not begun["resources"][kind]["num_gpus"]}
+    for kind in automatic:
+        if not gpus[kind] and kind not in on_cpu:
             raise ResourceError(
-                f"resources.{kind}.num_gpus: auto: this run began on GPUs, and neither PyTorch nor Ray finds "
-                "a GPU on this machine: continue the run on a machine with a GPU, or launch a new run"
+                f"resources.{kind}.num_gpus: auto: this run or sweep began on GPUs, and neither PyTorch nor Ray finds "
+                "a GPU on this machine: continue it on a machine with a GPU, or start a new one"
             )
-        if not began_on_gpus:
-            gpus[kind] = 0
-    return gpus
+    return {kind: 0 if kind in on_cpu else number for kind, number in gpus.items()}
 
 
 def check_same(folder: RunFolder, saved: Checkpoint | None, scenario: Scenario, extend: bool = False) -> None:

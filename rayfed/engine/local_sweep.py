@@ -10,31 +10,44 @@ from optuna.trial import TrialState
 from rayfed.analysis import outcomes
 from rayfed.analysis.sweep_folder import TRIALS
 from rayfed.engine import runs
+from rayfed.engine.gpus import gpus_here
 from rayfed.engine.local import local
 from rayfed.engine.progress import Progress
 from rayfed.engine.sweeps import SweepRecorder, objectives_of, swept, trials_of
 from rayfed.errors import UserError
+from rayfed.scenario import Scenario
 from rayfed.scenario.trials import scenario_of
 from rayfed.store.exits import exit_of
 
 
-def local_sweep(recorder: SweepRecorder) -> None:
-    """Run the remaining trials of a sweep in this process, one after another.
+class LocalSweep:
+    """Function object that runs sweeps in this process (`rayfed.engine.sweeps.SweepExecution`)."""
 
-    Raises `UserError` for options that need Ray Tune.
-    """
-    section = swept(recorder.scenario)
-    for name, value in (("scheduler", section.scheduler), ("trackers", section.trackers)):
-        if value:
-            raise UserError(
-                f"sweep.{name} needs Ray Tune, which --executor local does not use: remove sweep.{name} or the option"
-            )
-    with recorder.recording():
-        recorder.starting({"actors": "none: all in this process"}, "all in this process")
-        for setting in recorder.settings:
-            _play_setting(recorder, setting)
-        if recorder.trials is None:
-            _search(recorder, section.objectives)
+    def num_gpus(self, scenario: Scenario) -> dict[str, int]:
+        """Return the number of GPUs of this process for each kind of actor (clients, attackers)."""
+        return gpus_here()
+
+    def __call__(self, recorder: SweepRecorder) -> None:
+        """Run the remaining trials of a sweep in this process, one after another.
+
+        Raises `UserError` for options that need Ray Tune.
+        """
+        section = swept(recorder.scenario)
+        for name, value in (("scheduler", section.scheduler), ("trackers", section.trackers)):
+            if value:
+                raise UserError(
+                    f"sweep.{name} needs Ray Tune, which --executor local does not use: remove sweep.{name} or the "
+                    f"option"
+                )
+        with recorder.recording():
+            recorder.starting({"actors": "none: all in this process"}, "all in this process")
+            for setting in recorder.settings:
+                _play_setting(recorder, setting)
+            if recorder.trials is None:
+                _search(recorder, section.objectives)
+
+
+local_sweep = LocalSweep()
 
 
 def _search(recorder: SweepRecorder, objectives: Sequence[str]) -> None:

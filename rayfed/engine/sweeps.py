@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from rayfed import scenario as scenarios
 from rayfed.analysis import outcomes
 from rayfed.analysis.settings import Setting, estimate
 from rayfed.analysis.sweep_folder import TRIALS, SweepFolder
-from rayfed.engine.continuing import check_begun, check_streams, what_counts
+from rayfed.engine.continuing import check_begun, check_streams, same_gpus, what_counts
 from rayfed.engine.environment import note_environment
 from rayfed.engine.foreseen import unreachable
+from rayfed.engine.gpus import with_devices
 from rayfed.engine.machine import check_arithmetic
 from rayfed.engine.progress import SweepProgress
 from rayfed.engine.search import Search, Tried, search
@@ -30,16 +31,26 @@ BEGUN = "begun.json"
 
 NAMED = 20
 """Maximum number of settings without a finished trial that status.json lists."""
-SweepExecution = Callable[["SweepRecorder"], None]
-"""Run all trials of a sweep that have no row yet, within `SweepRecorder.recording`."""
+
+
+class SweepExecution(Protocol):
+    """Interface that runs the trials of sweeps."""
+
+    def num_gpus(self, scenario: Scenario) -> Mapping[str, int]:
+        """Return the number of GPUs that the trials could use, by kind of actor."""
+
+    def __call__(self, recorder: SweepRecorder) -> None:
+        """Run all trials of a sweep that have no row yet, within `SweepRecorder.recording`."""
 
 
 def sweep(scenario: Scenario, out: str | None, execution: SweepExecution, progress: SweepProgress) -> SweepFolder:
     """Run all trials of a scenario's section `sweep`, and return the new folder with the results.
 
-    Raises `UserError` for invalid input before the first trial. The row of a failed trial has its error.
+    Whether trials use GPUs (`num_gpus: auto`) is decided here and stored, so that it is the same in all trials. Raises
+    `UserError` for invalid input before the first trial. The row of a failed trial has its error.
     """
     trials = _planned(scenario)
+    scenario = with_devices(scenario, execution.num_gpus(scenario))
     files = RunFolder.create(out or scenario.output.folder, scenario.name)
     with holding(files, progress.note) as held:
         held.write_text("scenario.yaml", scenario.dump())
@@ -55,7 +66,7 @@ def resume(path: str, failed: bool, execution: SweepExecution, progress: SweepPr
     """Continue a sweep: run the missing trials and, with `failed`, rerun the failed trials.
 
     Raises `RunError` if no trials are left, or if finished trials had another scenario, and `LeaseError` if the sweep's
-    driver is alive.
+    driver is alive. Raises `ResourceError` if the sweep began on GPUs, and there are none.
     """
     folder = SweepFolder.open(path)
     check_streams(folder.files)
@@ -67,7 +78,9 @@ def resume(path: str, failed: bool, execution: SweepExecution, progress: SweepPr
 def _resume(folder: SweepFolder, failed: bool, execution: SweepExecution, progress: SweepProgress) -> None:
     scenario = scenarios.parse(folder.files.read_text("scenario.yaml"), f"{folder.url}/scenario.yaml")
     if folder.files.exists(BEGUN):
-        check_begun(folder.files, folder.files.read_mapping(BEGUN), _what_counts(scenario))
+        begun = folder.files.read_mapping(BEGUN)
+        scenario = with_devices(scenario, same_gpus(begun, scenario, execution.num_gpus(scenario)))
+        check_begun(folder.files, begun, _what_counts(scenario))
     trials, rows = _planned(scenario), folder.outcomes().to_pylist()
     again = [row for row in rows if row["status"] == "failed"] if failed else []
     if again and trials is None:

@@ -91,7 +91,7 @@ def shares_of(needs: Needs, gpus: int) -> dict[str, float]:
     """Return the share of a GPU for one actor of each kind, given each kind's need and the number of GPUs.
 
     As many actors of each kind as fit share a GPU. If one of each does not fit, or a need is unknown, the kinds are on
-    different GPUs. On a single GPU, a kind with an unknown need gets what the other leaves. Raises `ResourceError` if
+    different GPUs. On a single GPU, a kind with an unknown need gets the rest. Raises `ResourceError` if
     the kinds do not fit on a single GPU.
     """
     known = {kind: peak for kind, peak in needs.items() if peak}

@@ -151,6 +151,14 @@ def test_attacks_are_observed_on_every_arm_with_their_earlier_rounds() -> None:
         assert [[one.round for one in (*seen.earlier, seen)] for seen in observations] == [[0, 1, 2]] * len(victims)
 
 
+def test_attacks_on_encrypted_updates_are_observed() -> None:
+    """With a key pair of the clients."""
+    worker = _worker("arms.noise={protection: {name: ckks}}", text=TEXT + ATTACKS)
+    victims, observations = worker.first_observations("noise", 0)
+    assert len(victims) == len(observations) == 2
+    assert all(observation.sealed is not None for observation in observations)
+
+
 def test_an_attack_that_fails_has_an_unknown_need(monkeypatch: pytest.MonkeyPatch) -> None:
     """A started search and a finished attack are measured."""
     worker = _worker(text=TEXT + ATTACKS)

@@ -97,7 +97,8 @@ class ClientWorker(ClientRuntime):
         attack, arm = self.scenario.attacks[index], self.arm(name)
         round = min(attack.rounds, default=attack.earlier)
         victims = plan.victims(self.scenario, attack, round, self.parts.sizes)[: attack.victims_per_call]
-        *earlier, sent = (Sent(r, arm.weights, arm.buffers) for r in range(round - attack.earlier, round + 1))
+        rounds, keys = range(round - attack.earlier, round + 1), self.make_keys(name)
+        *earlier, sent = (Sent(r, arm.weights, arm.buffers, keys) for r in rounds)
         try:
             _, observations, _ = self.observe(name, sent, victims, attack, {}, 0, earlier)
         except UserError:

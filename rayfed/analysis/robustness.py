@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from rayfed.analysis.summary import pairs_by_name, split_names
+from rayfed.analysis.summary import pairs_by_name
 from rayfed.evidence.rows import Row, measured
 
 
@@ -28,13 +28,9 @@ class Matrix:
     """Outcome by (arm, opponent); pairs without a result are missing."""
 
 
-def matrix(rounds: Iterable[Row], scenario: Row | None = None) -> Matrix:
-    """Return the results of the arms with an opponent, from the last evaluated rows of `rounds`.
-
-    Without a scenario, arms and opponents are read from the names.
-    """
-    rounds, found = list(rounds), Matrix()
-    pairs = split_names(row["arm"] for row in rounds) if scenario is None else pairs_by_name(scenario)
+def matrix(rounds: Iterable[Row], scenario: Row) -> Matrix:
+    """Return the results of the arms with an opponent, from the last evaluated rows of `rounds`."""
+    pairs, found = pairs_by_name(scenario), Matrix()
     for row in rounds:
         arm, opponent = pairs.get(row["arm"], (row["arm"], ""))
         if not opponent or not measured(row.get("test_accuracy")):

@@ -129,7 +129,7 @@ def _contents(folder: RunFolder, url: str) -> dict[str, Any]:
         ),
         "warnings": words.short_keys(scenario) + _about_samples(samples, leakage),
         "criteria": criteria(arms, leaks),
-        "robustness": matrix(sorted(rounds, key=lambda row: row["round"])),
+        "robustness": matrix(sorted(rounds, key=lambda row: row["round"]), scenario),
         "worst": worst,
         "worst_passage": next((one for one in leakage["passages"] if worst and key(one.row) == key(worst)), None),
         "worst_pairs": {row["arm"]: worst_pairs.get(key(row)) for row in nearest},

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rayfed.analysis.formats import share
-from rayfed.store.schemas import VERSUS
 
 _WIDTH = 16
 """Minimum width of an arm's column."""
@@ -17,9 +16,12 @@ _QUALITIES = {"test_accuracy": "acc", "test_error": "error", "test_iou": "IoU", 
 class RoundLines:
     """Formatter of the printed lines on the rounds of one run; the first call also returns the heading."""
 
-    def __init__(self, rounds: int, width: int) -> None:
-        """Create a formatter for a run of `rounds` rounds and a terminal of `width` characters."""
-        self._rounds, self._width = rounds, width
+    def __init__(self, rounds: int, width: int, opponents: bool = False) -> None:
+        """Create a formatter for a run of `rounds` rounds and a terminal of `width` characters.
+
+        If arms have `opponents`, there are many, and rounds without a test are left out.
+        """
+        self._rounds, self._width, self._opponents = rounds, width, opponents
         self._columns: dict[str, int] = {}
 
     def lines(self, rows: Sequence[Mapping[str, Any]], left: str) -> list[str]:
@@ -28,7 +30,7 @@ class RoundLines:
             return []
         number = f"{rows[0]['round'] + 1:>3}/{self._rounds}"
         if not self._fits([row["arm"] for row in rows]):
-            shown = [row for row in rows if VERSUS not in row["arm"] or row.get("test_accuracy") is not None]
+            shown = [row for row in rows if not self._opponents or row.get("test_accuracy") is not None]
             return [
                 f"{number}  {row['arm']}  loss {_loss(row)}  {_named_quality(row)}  {left}".rstrip() for row in shown
             ]

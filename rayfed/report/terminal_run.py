@@ -102,7 +102,7 @@ class RunView:
         """Print the run's size, where the run executes and the run's folder; start the progress bar."""
         self._folder, self._scenario = folder, scenario.model_dump(mode="json")
         self._rounds = scenario.federation.rounds
-        self._lines = RoundLines(self._rounds, self._console.width)
+        self._lines = RoundLines(self._rounds, self._console.width, bool(self._scenario.get("opponents")))
         self._specs = scenario.attacks
         counts = [(scenario.federation.clients, "client"), (len(scenario.played), "arm"), (self._rounds, "round")]
         size = ", ".join(_plural(*c) for c in counts)
@@ -306,7 +306,7 @@ class RunView:
     def _say_results(self) -> None:
         """Print leakage, attacks, inferences, robustness and cost, then the legend and the next step."""
         self._say_leakage(True)
-        found = matrix(self._last.values())
+        found = matrix(self._last.values(), self._scenario)
         if found.outcomes:
             self._say_table(
                 "Accuracy against malicious clients, and success rate of their backdoor", robustness_table(found)

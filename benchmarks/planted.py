@@ -27,10 +27,11 @@ from typing import Any
 from benchmarks import planted_keys as keys
 from benchmarks.planted_defences import CONTROLS
 from rayfed import registry
-from rayfed.analysis.audit import UNDEFENDED, called, played_by
+from rayfed.analysis.audit import UNDEFENDED, called
 from rayfed.evidence.criteria import Criterion
 from rayfed.evidence.findings import Finding, findings
 from rayfed.evidence.rows import Row
+from rayfed.report.text.reasons import attack_text
 from rayfed.samples import held
 
 MODELS, DEFENCES = "benchmarks.planted_models", "benchmarks.planted_defences"
@@ -273,7 +274,7 @@ def audited(plant: Plant, minutes: float, seed: int, out: str | None = None) -> 
     [finding] = [f for f in findings(list(chain(*rows)), plant.criterion) if f.arm in arms] or [None]
     seconds = _first_leak(own, plant.criterion.leaks)
     if seconds is None and finding and finding.part:  # which takes all answers of an attack
-        last = [row for row in own if played_by(row) == finding.part.attack][-1]
+        last = [row for row in own if row["attack"] == finding.part.attack][-1]
         seconds = _first_leak(own, lambda row: row is last)
     return Result(plant, finding, seconds, wall)
 
@@ -307,7 +308,7 @@ def line(result: Result) -> str:
     """Return a line on one result."""
     found = result.finding
     if found is not None and result.seconds is not None:
-        answer = f"leaks ({found.by}), {result.seconds:.1f} s"
+        answer = f"leaks ({attack_text(found.by)}), {result.seconds:.1f} s"
     else:
         state = "not measured" if found is None else found.state
         answer = "nothing reported" if result.plant.key is None else f"NOT FOUND ({state})"

@@ -11,7 +11,6 @@ import yaml
 from torch import Tensor, nn
 
 from rayfed import scenario
-from rayfed.analysis.audit import EXPLAINS, ISOLATED, Criterion, findings
 from rayfed.attacks.base import Reconstruction
 from rayfed.attacks.fit import fit_of, judged
 from rayfed.attacks.undone import undone
@@ -20,6 +19,9 @@ from rayfed.client.visit import Truth
 from rayfed.defences.base import Defence, Task
 from rayfed.engine.inputs import prepare
 from rayfed.engine.worker import ClientWorker
+from rayfed.evidence.criteria import Criterion
+from rayfed.evidence.findings import GRADIENT_FIT_TOL, findings
+from rayfed.reasons import Reason
 from rayfed.registry import component
 from rayfed.update import Observation
 from tests.attack_fixtures import observed
@@ -87,9 +89,11 @@ def test_the_samples_explain_what_is_sent_of_them(defences: list[dict[str, Any]]
         fit, fits, nats = fit_of(images, truth.labels, seen, model)
         found = Reconstruction(images, truth.labels, fit=fit, fits=fits, nats=nats)
         told = judged(found, truth.fit, truth.fits, truth.nats)
-        assert told is None or not right or told <= EXPLAINS
+        assert told is None or not right or told <= GRADIENT_FIT_TOL
         if not right and defences[0] in (DEFENCES[1][0], DEFENCES[3][0], {"name": "tests.test_understood:LastAlone"}):
-            assert algorithm == "fedavg" or (told is not None and told > EXPLAINS), "it is told from the samples"
+            assert algorithm == "fedavg" or (told is not None and told > GRADIENT_FIT_TOL), (
+                "it is told from the samples"
+            )
 
 
 @component
@@ -118,7 +122,7 @@ def test_the_samples_explain_what_a_model_makes_of_their_places_in_a_batch() -> 
     """Even slightly: where the order of the batch was not that of the truth, nobody was asked to explain it."""
     _, truth, _ = one_client({"name": "tests.test_explained:First"}, [], 4)
     assert truth.fits is not None
-    assert float(truth.fits.nan_to_num(0).max()) < EXPLAINS
+    assert float(truth.fits.nan_to_num(0).max()) < GRADIENT_FIT_TOL
 
 
 @pytest.mark.engine
@@ -128,7 +132,7 @@ def test_of_what_a_model_draws_nobody_is_excused(defences: list[dict[str, Any]])
     seen, truth, model = one_client({"name": "tests.test_explained:First", "dropout": 0.5}, defences, 1)
     fit, fits, nats = fit_of(truth.inputs.flip(2), truth.labels, seen, model)
     told = judged(Reconstruction(truth.inputs, truth.labels, fit=fit, fits=fits, nats=nats), *explained(truth))
-    assert told is None or told > EXPLAINS
+    assert told is None or told > GRADIENT_FIT_TOL
     assert defences or (truth.fits is not None and not truth.fits.any())
 
 
@@ -237,8 +241,8 @@ def test_an_answer_that_differs_in_what_is_slight_alone_does_not_explain(model: 
     (_, own, _), (fit, fits, _) = (fit_of(one, labels, seen, network) for one in (images, images.flip(3)))
     assert fit is not None
     assert fit < 0.1
-    assert (judged(Reconstruction(images, labels, fit=0.0, fits=own), None, own, None) or 0.0) <= EXPLAINS
-    assert (judged(Reconstruction(images, labels, fit=fit, fits=fits), None, own, None) or 0.0) > EXPLAINS
+    assert (judged(Reconstruction(images, labels, fit=0.0, fits=own), None, own, None) or 0.0) <= GRADIENT_FIT_TOL
+    assert (judged(Reconstruction(images, labels, fit=fit, fits=fits), None, own, None) or 0.0) > GRADIENT_FIT_TOL
 
 
 def sixteenths() -> Tensor:
@@ -251,7 +255,7 @@ def test_an_answer_that_differs_in_nothing_that_is_seen_explains() -> None:
     network, images, labels = Rows(), sixteenths(), torch.tensor([3])
     seen = observed(network, images, labels)
     (_, own, _), (fit, fits, _) = (fit_of(one, labels, seen, network) for one in (images, images.flip(3)))
-    assert (judged(Reconstruction(images, labels, fit=fit, fits=fits), None, own, None) or 0.0) <= EXPLAINS
+    assert (judged(Reconstruction(images, labels, fit=fit, fits=fits), None, own, None) or 0.0) <= GRADIENT_FIT_TOL
 
 
 class Folded(Rows):
@@ -298,10 +302,12 @@ def test_a_sample_that_a_few_others_hide_is_not_acquitted(model: str, few: bool)
         return [row | call | {"message": ""} for row in scored.rows]
 
     others = rows(1 - truth.inputs if few else truth.inputs.flip(3))
-    assert all(row["fit"] <= EXPLAINS for row in others)
-    assert all((row["between"] > 0.1) if few else (row["between"] <= EXPLAINS) for row in others)
+    assert all(row["fit"] <= GRADIENT_FIT_TOL for row in others)
+    assert all((row["between"] > 0.1) if few else (row["between"] <= GRADIENT_FIT_TOL) for row in others)
     [told] = findings(others, Criterion("pixels", 20.0))
-    assert (told.state, told.lacking) == (("inconclusive", ISOLATED) if few else ("not reconstructed", ""))
+    assert (told.state, told.reason) == (
+        ("inconclusive", Reason.FEW_SAMPLES_FIT) if few else ("not reconstructed", None)
+    )
     assert {row["between"] for row in rows(truth.inputs)} == {None}, "nothing lies between"
 
 
@@ -336,10 +342,10 @@ def test_a_text_that_another_hides_is_not_acquitted() -> None:
         return row | call | {"message": ""}
 
     other, same = found(truth.inputs ^ 1), found(truth.inputs)
-    assert other["fit"] <= EXPLAINS
+    assert other["fit"] <= GRADIENT_FIT_TOL
     assert (other["between"], same["between"]) == (torch.inf, None)
     [told] = findings([other], Criterion("tokens", 1.0))
-    assert (told.state, told.lacking) == ("inconclusive", ISOLATED)
+    assert (told.state, told.reason) == ("inconclusive", Reason.FEW_SAMPLES_FIT)
 
 
 def test_what_cannot_be_compared_does_not_explain() -> None:
@@ -383,8 +389,8 @@ def test_an_answer_has_to_explain_what_moves_little_too() -> None:
     seen = observed(model, true, labels)
     (fit, fits, _), (far, others, _) = (fit_of(one, labels, seen, model) for one in (true, other))
     assert max(fit or 0.0, far or 0.0) < 1e-4, "by all values together both nearly explain it"
-    assert (judged(Reconstruction(true, labels, fit=fit, fits=fits), None, fits, None) or 0.0) < EXPLAINS
-    assert (judged(Reconstruction(other, labels, fit=far, fits=others), None, fits, None) or 0.0) > EXPLAINS
+    assert (judged(Reconstruction(true, labels, fit=fit, fits=fits), None, fits, None) or 0.0) < GRADIENT_FIT_TOL
+    assert (judged(Reconstruction(other, labels, fit=far, fits=others), None, fits, None) or 0.0) > GRADIENT_FIT_TOL
 
 
 def test_parts_by_which_the_samples_explain_nothing_are_not_asked() -> None:

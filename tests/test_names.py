@@ -48,7 +48,10 @@ def tables(draw: st.DrawFn) -> list[dict[str, Any]]:
 def results(names: dict[str, str], titles: dict[str, str], rows: list[dict[str, Any]]) -> list[Any]:
     """Verdicts, gate results and the recommended arm, with the original names."""
     arms = {names[arm]: spec for arm, spec in ARMS.items()}
-    attacks = [{"name": "inverting_gradients", "label": titles["search"]}, {"name": "analytic", "label": titles["closed"]}]
+    attacks = [
+        {"name": "inverting_gradients", "label": titles["search"]},
+        {"name": "analytic", "label": titles["closed"]},
+    ]
     scenario = {"arms": arms, "attacks": attacks, "metrics": {"names": ["psnr", "label_accuracy"]}}
     renamed = [row | {"arm": names[row["arm"]], "attack": titles[row["attack"]]} for row in rows]
     back = {name: arm for arm, name in names.items()}
@@ -66,7 +69,9 @@ def results(names: dict[str, str], titles: dict[str, str], rows: list[dict[str, 
 
 
 @settings(deadline=None, max_examples=150)
-@given(tables(), st.lists(NAMES, min_size=3, max_size=3, unique=True), st.lists(NAMES, min_size=2, max_size=2, unique=True))
+@given(
+    tables(), st.lists(NAMES, min_size=3, max_size=3, unique=True), st.lists(NAMES, min_size=2, max_size=2, unique=True)
+)
 def test_renaming_arms_and_attacks_changes_nothing(
     rows: list[dict[str, Any]], arms: list[str], titles: list[str]
 ) -> None:

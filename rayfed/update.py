@@ -106,18 +106,16 @@ Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 class Sealed(Protocol):
     """Protocol of hidden updates: a client's update as a secure channel encrypts or masks it."""
 
-    unreadable: ClassVar[Reason]
-    """Reason why an attacker cannot read the update."""
-    message: ClassVar[str]
-    """The same reason, as text for the tables."""
+    unreadable: ClassVar[str]
+    """Reason why an attacker cannot read the update, in words."""
 
 
 @dataclass(frozen=True)
 class Encrypted:
     """Sum of the encrypted updates of one or more clients, as the server sees it."""
 
-    unreadable: ClassVar[Reason] = Reason.ENCRYPTED
-    message: ClassVar[str] = "the update is encrypted: the attacker sees a ciphertext, not a gradient"
+    reason: ClassVar[Reason] = Reason.ENCRYPTED
+    unreadable: ClassVar[str] = "the update is encrypted: the attacker sees a ciphertext, not a gradient"
 
     round: int
     shares: tuple[Share, ...]
@@ -142,8 +140,8 @@ class Encrypted:
 class Masked:
     """Sum of some clients' weighted, masked updates as integers. The masks cancel only in the sum of all clients."""
 
-    unreadable: ClassVar[Reason] = Reason.MASKED
-    message: ClassVar[str] = "the update is masked: without the other clients' shares it is uniform noise"
+    reason: ClassVar[Reason] = Reason.MASKED
+    unreadable: ClassVar[str] = "the update is masked: without the other clients' shares it is uniform noise"
 
     round: int
     clients: tuple[int, ...]

@@ -530,7 +530,7 @@ def test_batches_do_not_lend_each_other_their_leaks() -> None:
 def test_one_sentence_names_states_batches_and_the_attack() -> None:
     rows = [
         row("none", 1, 30.0), row("none", 4, 40.0), row("none", 16, None, message="no head"),
-        row("x", 1, 36.0, "dlg batch 1, adaptive", knowledge=["defence", "code"], group="dlg"),
+        row("x", 1, 36.0, "dlg batch 1, adaptive", knowledge=["defence", "code"], family="dlg"),
         row("x", 1, 20.0, sample=1),
         row("x", 4, 8.0), row("x", 16, None, message="no head"),
     ]  # fmt: skip

@@ -133,6 +133,8 @@ def test_a_psnr_that_was_cut_off_is_told_as_such(view: RunView) -> None:
 
 def test_arms_with_opponents_end_in_a_table_of_who_stands_whom(view: RunView) -> None:
     view.starting(SCENARIO, folder_at("runs/x"), ALLOTMENT)
+    opponents = {"arms": {"mean": [], "krum": []}, "opponents": {"nobody": {}, "door": {}}}
+    view._scenario = {**view._scenario, **opponents}
     view.ready(0)
     krum = [trained(0.875, "krum vs nobody"), trained(0.75, "krum vs door") | {"backdoor_accuracy": 0.5}]
     view.round_done([trained(0.5, "mean vs nobody"), *krum], [], [])

@@ -85,6 +85,16 @@ def test_an_own_defence_of_which_attacks_do_not_use_all_is_told_of_before_the_ru
     assert unreachable(inputs.scenario, unused_code(inputs)) == []
 
 
+class NoTrials:
+    """Runs no trial of a sweep."""
+
+    def num_gpus(self, scenario: Scenario) -> dict[str, int]:
+        return {}
+
+    def __call__(self, recorder: sweeps.SweepRecorder) -> None:
+        pass
+
+
 class Noted(Progress):
     """Keeps the notes."""
 
@@ -117,5 +127,5 @@ def test_a_sweep_of_seeds_says_it_before_its_trials(tmp_path: Path) -> None:
     said: list[str] = []
     progress = SweepProgress()
     progress.note = said.append  # type: ignore[method-assign]
-    sweeps.sweep(given(changes=("sweep={repeats: 2}",)), str(tmp_path), lambda recorder: None, progress)
+    sweeps.sweep(given(changes=("sweep={repeats: 2}",)), str(tmp_path), NoTrials(), progress)
     assert unreachable(given())[0] in said

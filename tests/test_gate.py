@@ -369,7 +369,7 @@ def test_what_has_no_label_to_compare_is_no_answer() -> None:
 def test_the_budget_stands_beside_a_passed_check() -> None:
     """0 % after next to no search says next to nothing."""
     bare = labels_of("none", [1] * 8, batch=2)
-    rows = labels_of("x", [0] * 8, "idlg batch 2, adaptive", 2, iterations=2, seconds=0.5, group="idlg")
+    rows = labels_of("x", [0] * 8, "idlg batch 2, adaptive", 2, iterations=2, seconds=0.5, family="idlg")
     rows[0]["iterations"] = 1
     same = [one | {"attack": "a", "iterations": 0, "seconds": 1.0} for one in rows]
 

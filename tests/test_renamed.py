@@ -40,7 +40,7 @@ def test_a_table_of_an_older_run_is_read(tmp_path: Path) -> None:
     table = pa.Table.from_pylist([row], TABLES["attacks"])
     former = {new: old for old, new in NAMES.items()}
     older = table.rename_columns([former.get(name, name) for name in table.column_names]).drop_columns(
-        ["reason", "group"]
+        ["reason", "family"]
     )
     place = older.column_names.index("knowledge")
     older = older.set_column(place, "knowledge", pa.array(["code,labels"]))
@@ -68,12 +68,12 @@ def test_present_reasons_stay() -> None:
 
 
 @pytest.mark.parametrize(
-    ("title", "batch_size", "group"),
+    ("title", "batch_size", "family"),
     [("dlg batch 4, informed", 4, "dlg"), ("dlg batch 4, informed", 1, None), ("dlg, informed", 4, None)],
 )
-def test_groups_of_older_audits(title: str, batch_size: int, group: str | None) -> None:
+def test_families_of_older_audits(title: str, batch_size: int, family: str | None) -> None:
     table = pa.table({"attack": [title], "victim": [0], "batch_size": [batch_size], "status": ["ok"]})
-    assert with_present_names(table)["group"].to_pylist() == [group]
+    assert with_present_names(table)["family"].to_pylist() == [family]
 
 
 def test_former_names_in_a_scenario() -> None:

@@ -52,9 +52,7 @@ def row(arm: str, psnr: float | None, attack: str = "dlg", **more: Any) -> dict[
 
 
 def hidden(arm: str) -> dict[str, Any]:
-    return row(
-        arm, None, status="not applicable", reason=Masked.unreadable, message=Masked.message, label_accuracy=None
-    )
+    return row(arm, None, status="not applicable", reason=Masked.reason, message=Masked.unreadable, label_accuracy=None)
 
 
 def arms_of(*names: str) -> list[ArmSummary]:
@@ -70,7 +68,7 @@ def test_a_state_for_each_arm_of_any_run() -> None:
     assert {arm: verdict.state for arm, verdict in told.items()} == {
         "bare": "leaks", "noise": "not reconstructed", "masks": "nothing to attack",
     }  # fmt: skip
-    assert [one.message for one in told["masks"].findings[0].no_results] == [Masked.message]
+    assert [one.message for one in told["masks"].findings[0].no_results] == [Masked.unreadable]
     assert of(row("bare", 30.0))["noise"].state == "not measured"
 
 

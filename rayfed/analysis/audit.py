@@ -152,7 +152,7 @@ class Plan:
             "victims": -(-self.samples // batch),
             "knowledge": list(TWINS[twin]),
             "label": f"{title(method, batch)}, {twin}",
-            "group": method.name,
+            "family": method.name,
         }
 
 

@@ -22,7 +22,7 @@ _MASK = "; if the defence exposes a mask (`exposed`), check that first"
 _WORST = {extreme_of(metric.name) for metric in JUDGED}
 _NEARLY = 0.01
 """Maximum relative difference that does not count as a failure."""
-_OF_ATTACKERS = ("label", "group", "knowledge", "averages")
+_OF_ATTACKERS = ("label", "family", "knowledge", "averages")
 """Fields that may differ between twins."""
 
 

@@ -465,6 +465,6 @@ def short_searches(scenario: Mapping[str, Any]) -> list[str]:
     return [
         str(attack["label"])
         for attack in scenario.get("attacks") or []
-        if isinstance(attack, Mapping) and attack.get("group") and attack.get("name") in evaluations
+        if isinstance(attack, Mapping) and attack.get("family") and attack.get("name") in evaluations
         if attack.get("iterations", FEWEST + 1) * evaluations[attack["name"]] <= FEWEST
     ]

@@ -54,8 +54,9 @@ def attempt(
     encrypted = sealed if factor and isinstance(sealed, Encrypted) else None
     pair = encrypted.parameters.scheme.crack(encrypted.public) if encrypted else None
     if pair is None:
-        message = sealed.message + (_UNBROKEN if encrypted else "")
-        return [replace(_nothing(method, o, message), reason=sealed.unreadable) for o in observations]
+        message = sealed.unreadable + (_UNBROKEN if encrypted else "")
+        reason = getattr(sealed, "reason", None)  # channels of users have none
+        return [replace(_nothing(method, o, message), reason=reason) for o in observations]
     opened = [undone(_opened(o, o.sealed, pair)) for o in observations if isinstance(o.sealed, Encrypted)]
     spent = (perf_counter() - began) / len(opened)
     return [replace(g, seconds=g.seconds + spent) for g in _played(method, opened, model, generators)]

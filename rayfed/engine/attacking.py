@@ -464,7 +464,7 @@ def note_attack(
             continue
         result = {
             "batch_size": len(one.rows),
-            "group": d.attack.group,
+            "family": d.attack.family,
             "observes": d.attack.observes,
             "knowledge": d.attack.knowledge,
             "objective": outcome.loss,
@@ -497,7 +497,7 @@ def _note_unplayed(tables: RoundTables, d: AttackCall, round: int, status: str, 
     """Add rows for a call that was not made or not finished."""
     nothing = dict.fromkeys(TABLES["attacks"].names)
     key = {"arm": d.arm.name, "round": round, "attack": d.attack.title, "repeat": d.repeat}
-    given = {"observes": d.attack.observes, "knowledge": d.attack.knowledge, "group": d.attack.group, "seconds": 0.0}
+    given = {"observes": d.attack.observes, "knowledge": d.attack.knowledge, "family": d.attack.family, "seconds": 0.0}
     told = {"batch_size": d.attack.batch_size, "status": status, "message": why, "iterations": 0}
     tables.attacks += [
         nothing | key | given | told | {"victim": victim, "sample": sample}

@@ -89,7 +89,7 @@ def _rows(scenario: Scenario, unused: UnusedCode) -> Iterator[dict[str, Any]]:
         for attack in _rebuilding(scenario):
             size, left = 0 if attack.view.of_round else attack.batch_size, unused.get((arm, attack.title))
             reason, message = left or (None, "")
-            known = {"knowledge": attack.knowledge, "group": attack.group, "fit": 0.0, "status": "ok"}
+            known = {"knowledge": attack.knowledge, "family": attack.family, "fit": 0.0, "status": "ok"}
             known |= {"reason": reason, "message": message}
             victims = attack.victims if isinstance(attack.victims, int) else len(attack.victims)
             for round in attack.rounds:

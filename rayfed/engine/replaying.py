@@ -204,7 +204,7 @@ class Replay:
                 "victims": by_size[batch],
                 "knowledge": list(TWINS[twin]),
                 "label": f"{title(method, batch)}, {twin}",
-                "group": method.name,
+                "family": method.name,
             }
             for method, batch, twin in product(METHODS, by_size, TWINS)
             if method.takes("pixels", batch)

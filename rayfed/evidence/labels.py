@@ -92,9 +92,9 @@ class Named:
     def may_reach(self, least: float) -> bool:
         """Return whether labels of single updates may be recovered, although the total may be due to chance.
 
-        This is the case if one guess has a probability below 5 % of doing as well: of recovering as large a share of
-        all updates, taken separately, or of reaching `least` or all labels on as many updates. The number of other
-        attackers does not matter.
+        This is the case if one guess does as well with a probability below 5 %. It recovers as large a share of all
+        updates, taken separately, or reaches `least` or all labels on as many updates. The number of other attackers
+        does not matter.
         """
         if not self.reaching(least):
             return False

@@ -21,7 +21,7 @@ class Knowledge(StrEnum):
 
 
 def measured(value: float | None) -> bool:
-    """Return whether a value is a number: neither None nor NaN."""
+    """Return whether a value is a number: not None and not NaN."""
     return value is not None and not isnan(value)
 
 
@@ -46,8 +46,8 @@ def code_given(row: Row) -> bool:
 
 
 def label_of(row: Row) -> str:
-    """Return the group of the row's attack, or its title without one: the name of the attack in results."""
-    label: str = row.get("group") or row["attack"]
+    """Return the family of the row's attack, or its title without one: the name of the attack in results."""
+    label: str = row.get("family") or row["attack"]
     return label
 
 

@@ -229,7 +229,7 @@ class AttackSpec(ComponentSpec):
 
     label: str | None = None
     """Name in the tables; must be unique. Default: the name of the attack."""
-    group: str | None = None
+    family: str | None = None
     """Name in results that attacks with other batch sizes or knowledge may share. Default: the label."""
     rounds: list[Annotated[int, Field(ge=0)]] = [0]
     """Rounds whose updates are attacked, counted from 0. Default: the first."""

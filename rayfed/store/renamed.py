@@ -32,7 +32,7 @@ MESSAGES = {
 }
 """Reasons by parts of the messages of older runs, which had no column `reason`."""
 _AUDITED = ("blind", "informed", "informed, with labels", "non-adaptive", "adaptive", "adaptive, with labels")
-"""Last parts of the titles of attacks in audits, which had no column `group`."""
+"""Last parts of the titles of attacks in audits, which had no column `family`."""
 
 
 def with_present_names(table: pa.Table, names: Mapping[str, str] = NAMES) -> pa.Table:
@@ -43,9 +43,9 @@ def with_present_names(table: pa.Table, names: Mapping[str, str] = NAMES) -> pa.
         table = _replaced(table, "knowledge", pa.list_(pa.string()), map(_split, table["knowledge"].to_pylist()))
     if "message" in there and "reason" not in there:
         table = table.append_column("reason", pa.array(map(_reason, table["message"].to_pylist()), pa.string()))
-    if {"victim", "batch_size", "status"} <= there and "group" not in there:
-        groups = map(_group, table["attack"].to_pylist(), table["batch_size"].to_pylist())
-        table = table.append_column("group", pa.array(groups, pa.string()))
+    if {"victim", "batch_size", "status"} <= there and "family" not in there:
+        families = map(_family, table["attack"].to_pylist(), table["batch_size"].to_pylist())
+        table = table.append_column("family", pa.array(families, pa.string()))
     return table
 
 
@@ -62,7 +62,7 @@ def _reason(message: str | None) -> Reason | None:
     return next((reason for text, reason in MESSAGES.items() if text in (message or "")), None)
 
 
-def _group(title: str, batch_size: int | None) -> str | None:
+def _family(title: str, batch_size: int | None) -> str | None:
     """Return the method of an audit's attack from its title, such as `dlg batch 4, adaptive`; None for other titles."""
     for attacker in _AUDITED:
         end = f" batch {batch_size}, {attacker}"

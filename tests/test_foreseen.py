@@ -89,7 +89,7 @@ class NoTrials:
     """Runs no trial of a sweep."""
 
     def num_gpus(self, scenario: Scenario) -> dict[str, int]:
-        return {}
+        return {"clients": 0, "attackers": 0}
 
     def __call__(self, recorder: sweeps.SweepRecorder) -> None:
         pass

@@ -167,9 +167,7 @@ TABLES: dict[str, pa.Schema] = {
             *_ATTACKED,
             _SAMPLE,
             _value("batch_size", _int, "number of samples from which the attacked update was computed"),
-            _value(
-                "family", _string, "the attack's family in the scenario, its name in results; null without a family"
-            ),
+            _value("family", _string, "the attack's family, its name in results; null without a family"),
             _value("observes", _string, "input of the attack: 'gradient', 'update' or 'shown'"),
             _value("knowledge", pa.list_(_string), "grants of the threat model; empty for none"),
             _value("distortion", _real, "relative distance of the observed update from the undefended one"),

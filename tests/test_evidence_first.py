@@ -1,0 +1,53 @@
+"""Results are values: no code inspects a sentence, a label or a display name to find out what they mean."""
+
+from __future__ import annotations
+
+import ast
+
+from tests.conftest import REPOSITORY
+
+ROOMS = ("rayfed/evidence", "rayfed/analysis", "rayfed/report")
+INSPECTIONS = {
+    "partition", "rpartition", "split", "rsplit", "startswith", "endswith", "removeprefix", "removesuffix", "fullmatch",
+    "match",
+}  # fmt: skip
+"""Methods that inspect a text."""
+ALLOWED: dict[str, int] = {
+    "rayfed/analysis/figures.py": 1,
+    "rayfed/analysis/gate.py": 1,
+    "rayfed/analysis/labels.py": 1,
+    "rayfed/analysis/paired.py": 1,
+    "rayfed/analysis/recommend.py": 1,
+    "rayfed/analysis/settings.py": 1,
+    "rayfed/analysis/summary.py": 1,
+    "rayfed/analysis/sweep_folder.py": 2,
+    "rayfed/analysis/verdicts.py": 1,
+    "rayfed/report/about.py": 1,
+    "rayfed/report/export.py": 1,
+    "rayfed/report/paper.py": 1,
+    "rayfed/report/redaction.py": 3,
+    "rayfed/report/samples.py": 1,
+    "rayfed/report/share.py": 4,
+    "rayfed/report/svg.py": 2,
+    "rayfed/report/sweep.py": 1,
+    "rayfed/report/sweep_plots.py": 1,
+    "rayfed/report/terminal_sweep.py": 2,
+}
+"""Inspections that are left: of the user's input, paths of fields, files and HTML. Numbers may only decrease."""
+
+
+def inspections(path: str) -> list[int]:
+    """Return the lines of a file that inspect a text, except methods of registries."""
+    tree = ast.parse((REPOSITORY / path).read_text(encoding="utf-8"))
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in INSPECTIONS
+        if not (isinstance(node.func.value, ast.Name) and node.func.value.id == "registry")
+    ]
+
+
+def test_no_text_is_inspected() -> None:
+    files = [str(path.relative_to(REPOSITORY)) for room in ROOMS for path in (REPOSITORY / room).rglob("*.py")]
+    found = {path: len(lines) for path in files if (lines := inspections(path))}
+    assert found == ALLOWED

@@ -155,6 +155,8 @@ class Code:
 
 
 def room(module: str) -> str:
+    if module.startswith("rayfed.report.text"):  # a room of its own, below the report
+        return "rayfed.report.text"
     return ".".join(module.split(".")[: 2 if module.startswith("rayfed.") else 1])
 
 

@@ -108,6 +108,13 @@ def test_what_changes_no_result_may_be_edited(change: str, tmp_path: Path) -> No
     continuing.check_same(RunFolder.at(str(tmp_path)), saved, parsed(change))
 
 
+def test_a_run_of_a_version_without_families_of_attacks_is_continued(tmp_path: Path) -> None:
+    scenario = parsed("attacks=[{name: analytic, family: closed}]")
+    saved = continuing.what_counts(parsed("attacks=[analytic]"))
+    assert not any("family" in attack for attack in saved["attacks"])
+    continuing.check_same(RunFolder.at(str(tmp_path)), Checkpoint(0, {}, scenario=saved), scenario)
+
+
 @pytest.mark.parametrize("played", [1, 2])
 def test_what_is_to_come_may_be_edited_where_that_is_asked_for(played: int, tmp_path: Path) -> None:
     folder, saved = RunFolder.at(str(tmp_path)), Checkpoint(played - 1, {}, scenario=continuing.what_counts(parsed()))

@@ -23,13 +23,15 @@ Document = Mapping[str, Any]
 def what_counts(scenario: Scenario) -> dict[str, Any]:
     """Return the fields of a scenario that determine a run's results, in JSON form.
 
-    It omits names, output folders and the handling of failed clients, which are listed in the table `clients`. Actors
-    are reduced to their threads, which change the order of sums, and whether they use a GPU. A file of devices is
-    replaced by its SHA-256.
+    It omits names, output folders and the handling of failed clients, which are listed in the table `clients`. The
+    family of an attack is a name, too. Actors are reduced to their threads, which change the order of sums, and whether
+    they use a GPU. A file of devices is replaced by its SHA-256.
     """
     document: dict[str, Any] = json.loads(scenario.model_dump_json(exclude={"name", "output", "sweep"}))
     del document["federation"]["failures"], document["metrics"]["success"]
     del document["resources"]["timeout"]
+    for attack in document["attacks"]:
+        del attack["family"]  # checkpoints of older versions do not have this field
     if document["federation"]["system"] is None:
         del document["federation"]["system"]  # checkpoints of older versions do not have this field
     else:

@@ -43,6 +43,13 @@ def test_csv_has_every_row_and_value(tmp_path: Path) -> None:
     assert len(read) == 24
 
 
+def test_lists_in_csv_are_json(tmp_path: Path) -> None:
+    folder = small_run(str(tmp_path), {"arms": {"none": []}})
+    folder.write_part("attacks", 0, [attacked("none", "dlg", psnr=9.0, knowledge=["defence", "code"])])
+    [value] = pd.read_csv(io.StringIO(export(load(folder.url), "csv", "attacks")))["knowledge"]
+    assert json.loads(value) == ["defence", "code"]
+
+
 @pytest.mark.parametrize("format", ["csv", "latex", "markdown"])
 @pytest.mark.parametrize("table", ["rounds", "clients", "attacks", "images", "privacy"])
 def test_tables_are_exported_without_their_images(format: str, table: str, tmp_path: Path) -> None:

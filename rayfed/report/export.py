@@ -198,9 +198,9 @@ def markdown_cell(text: str) -> str:
 
 
 def _plain(table: pa.Table) -> DataFrame:
-    """Return a table without binary columns, and with lists of structs as JSON."""
+    """Return a table without binary columns, and with lists as JSON."""
     fields = [field for field in table.schema if not pa.types.is_binary(field.type)]
-    entries = [f.name for f in fields if pa.types.is_list(f.type) and pa.types.is_struct(f.type.value_type)]
+    entries = [field.name for field in fields if pa.types.is_list(field.type)]
     frame = table.select([field.name for field in fields if field.name not in entries]).to_pandas()
     for name in entries:
         told = [None if value is None else json.dumps(value) for value in table[name].to_pylist()]

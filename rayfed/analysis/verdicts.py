@@ -354,12 +354,16 @@ def next_step(
     bare = any(undefended(scenario, v.arm) and v.state == State.NOT_RECONSTRUCTED for v in told)
     if inconclusive or (bare and State.LEAKS not in states):
         first = "" if State.LEAKS in states else "an attack that fails without a defence is no evidence for a defence: "
+        if run is not None and not _searches(scenario):
+            return f"Next: {first}{_ADD_SEARCH}"
         return f"Next: {first}give the searches more iterations{_command(scenario, run)}"
     if State.NOT_MEASURED in states:
         return "Next: see above why attacks returned no result."
     held = [verdict.arm for verdict in told if verdict.state == State.NOT_RECONSTRUCTED]
     if not held:
         return ""
+    if run is not None and not _searches(scenario):
+        return f"Next: to attack {', '.join(held[:MOST])} further, {_ADD_SEARCH}"
     return f"Next: attack {', '.join(held[:MOST])} for longer{_command(scenario, run)}"
 
 
@@ -392,6 +396,15 @@ def _step_of_reasons(scenario: Mapping[str, Any], inconclusive: Sequence[Verdict
     if arms := arms_with(NEAR if leaks else {Reason.TOKENS_IN_ANOTHER_ORDER}):
         return f"Next: compare the reconstructions of {', '.join(arms)} with the originals (output.images: all)."
     return ""
+
+
+_ADD_SEARCH = "add an attack that searches, such as inverting_gradients (rayfed list attacks)."
+
+
+def _searches(scenario: Mapping[str, Any]) -> bool:
+    """Return whether any attack of a scenario is a search, which more iterations may improve."""
+    attacks = [one for one in scenario.get("attacks") or [] if isinstance(one, Mapping)]
+    return any(one.get("iterations") for one in attacks)
 
 
 def _command(scenario: Mapping[str, Any], run: str | None) -> str:

@@ -37,8 +37,8 @@ Needs: TypeAlias = Mapping[Kind, Peak | None]
 def with_shares(inputs: Inputs, note: Callable[[str], None]) -> Scenario:
     """Replace each `num_gpus: auto` of a scenario by a number, measured on GPUs, and print the measured memory.
 
-    One client actor, alone on a GPU, trains the largest cohorts of each arm. Then one attacker, alone on a GPU, begins
-    each attack on each arm. Raises `ResourceError` if a GPU has no room for such actors.
+    One client actor, with a GPU to itself, trains the largest cohorts of each arm. Then one attacker begins each attack
+    on each arm. Raises `ResourceError` if a GPU has no room for such actors.
     """
     return _with_shares(inputs.scenario, partial(_measure, inputs), note)
 
@@ -160,13 +160,13 @@ def _measure_trial(scenario: Scenario, trial: Trial, gpus: Mapping[str, int], ki
     """Return the needs of a sweep's trial; unknown if its values do not fit together."""
     try:
         inputs = prepare(scenario_of(scenario, trial), gpus=gpus)
-    except UserError:  # a combination that the sweep may not have, or whose row tells the error
+    except UserError:  # the sweep may not have this combination; if it has, the trial's row has the error
         return dict.fromkeys(kinds)
     return _measure(inputs, kinds)
 
 
 def _measure(inputs: Inputs, kinds: Sequence[Kind]) -> Needs:
-    """Return the peak of one actor of each of these kinds, each alone on a GPU; None for unknown."""
+    """Return the peak of one actor of each of these kinds, which has a GPU to itself; None for unknown."""
     scenario = with_num_gpus(inputs.scenario, dict.fromkeys(_automatic(inputs.scenario), 1.0))
     attacked = list(range(len(scenario.attacks))) if "attackers" in kinds else []
     allotment = divide(list(alive().values()), scenario, 1, len(attacked))

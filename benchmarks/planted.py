@@ -308,12 +308,12 @@ def line(result: Result) -> str:
     """Return a line on one result."""
     found = result.finding
     if found is not None and result.seconds is not None:
-        answer = f"leaks ({attack_text(found.by)}), {result.seconds:.1f} s"
+        outcome = f"leaks ({attack_text(found.by)}), {result.seconds:.1f} s"
     else:
         state = "not measured" if found is None else found.state
-        answer = "nothing reported" if result.plant.key is None else f"NOT FOUND ({state})"
+        outcome = "nothing reported" if result.plant.key is None else f"NOT FOUND ({state})"
     closest = "" if found is None or found.best is None else f", closest {found.best:.2f}"
-    return f"{result.plant.name:48} {answer}{closest}; {result.wall:.0f} s in all"
+    return f"{result.plant.name:48} {outcome}{closest}; {result.wall:.0f} s in all"
 
 
 def summary(results: Sequence[Result]) -> Iterator[str]:

@@ -155,7 +155,7 @@ class Code:
 
 
 def room(module: str) -> str:
-    if module.startswith("rayfed.report.text"):  # a room of its own, below the report
+    if module.startswith("rayfed.report.text"):  # a separate room, below the report
         return "rayfed.report.text"
     return ".".join(module.split(".")[: 2 if module.startswith("rayfed.") else 1])
 

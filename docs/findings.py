@@ -237,11 +237,11 @@ def added(records: dict[str, Any], folder: Path, arm: str, paper: str, claim: st
 
 def _measured(rows: pd.DataFrame, plain: pd.DataFrame, run: str) -> dict[str, list[dict[str, Any]] | None]:
     """Return the cells of an arm: the best of blind and of informed attacks, and the costs beside the plain arm's."""
-    told = rows["knowledge"].map(lambda names: bool(INFORMED & set([] if names is None else names)))
+    informed = rows["knowledge"].map(lambda names: names is not None and bool(INFORMED & set(names)))
     cells: dict[str, list[dict[str, Any]] | None] = {
         "replayed": None,
-        "blind": _leakage(rows[~told], run),
-        "informed": _leakage(rows[told], run),
+        "blind": _leakage(rows[~informed], run),
+        "informed": _leakage(rows[informed], run),
     }
     for column, measure, unit in (
         ("accuracy", "test_accuracy", "points"),

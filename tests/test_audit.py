@@ -1330,8 +1330,9 @@ def test_an_attack_for_which_there_was_no_time_is_not_measured() -> None:
     assert found[0].not_run == (NotRun("analytic batch 1, non-adaptive", ()),)
     leaking = [f for f in findings([*bare, here | {"psnr": 20.0}, late], IMAGES) if f.arm == "x"]
     assert leaking[0].state == "leaks"
-    told = here | {"attack": "analytic batch 1, adaptive", "knowledge": ["defence", "code"]}
-    [f for f in findings([*bare, here, told, late], IMAGES) if f.arm == "x"]
+    adaptive = here | {"attack": "analytic batch 1, adaptive", "knowledge": ["defence", "code"]}
+    [told] = [f for f in findings([*bare, here, adaptive, late], IMAGES) if f.arm == "x"]
+    assert (told.state, len(told.not_run)) == ("not measured", 1)
     [nothing] = [f for f in findings([*bare, late], IMAGES) if f.arm == "x"]
     assert nothing.state == "not measured"
     assert nothing.no_results == ()
@@ -1630,6 +1631,7 @@ def test_an_undefended_gradient_that_nothing_found_explains_is_inconclusive() ->
     # nor where no answer could be
     assert states(row("none", 1, 8.0, fit=None)) == {("none", 1): "inconclusive"}
     [found] = findings([row("none", 1, 8.0, fit=0.9)], IMAGES)
+    assert found.reason == Reason.NOT_CONVERGED
 
 
 @pytest.mark.parametrize(("fit", "state"), [(1e-4, "inconclusive"), (1e-6, "not reconstructed")])

@@ -139,14 +139,7 @@ def test_attacks_that_fail_without_a_defence_too_say_nothing_of_it() -> None:
     assert of(row("bare", 30.0), row("deep", 8.0), scenario=other)["deep"].state == "inconclusive"
 
 
-def test_the_headline_counts_every_arm_once_and_says_what_to_do() -> None:
-    found = [row("bare", 9.0), row("noise", 8.0)]
-    verdicts(SCENARIO, found, [])
-    late = [row("bare", 30.0), row("noise", None, status=UNPLAYED, message=WANT_OF_TIME)]
-    verdicts({"arms": {"bare": [], "noise": ["prune"]}}, late, [])
-    [one | {"sample": sample, "batch_size": 2} for one in late for sample in (0, 1)]
-    [one | {"victim": client} for one in late for client in (0, 1)]
-    [one | {"victim": client} for one in late for client in (0, 1, 2)]
+def test_more_iterations_are_advised_if_a_search_did_not_converge() -> None:
     cut = [row("bare", 30.0, fit=0.0), row("noise", 8.0, fit=0.9)]
     step = next_step(SCENARIO, cut, verdicts(SCENARIO, cut, []))
     assert step.startswith("Next: give the searches more iterations"), "without a defence something is found"
@@ -180,7 +173,8 @@ def test_more_iterations_are_the_next_step_first_where_a_search_does_not_end_wit
     ]
     told = of(*rows)
     assert told["noise"].reasons == {Reason.ADAPTIVE_NOT_COMPARED}
-    next_step(SCENARIO, rows, list(told.values()))
+    step = next_step(SCENARIO, rows, list(told.values()))
+    assert ("iterations" in step) == helps
 
 
 def labelled(arm: str, psnr: float, *found: float) -> list[dict[str, Any]]:
@@ -229,7 +223,7 @@ def test_the_next_step_attacks_for_longer_what_was_not_reconstructed() -> None:
 def test_targets_read_off_nearer_than_the_median_are_told_as_labels_are() -> None:
     sought = {"label_accuracy": None, "target_baseline": 0.5}
     rows = [row("bare", 30.0), row("noise", 9.0, target_error=0.1, **sought)]
-    verdicts(SCENARIO, rows, [])
+    assert [verdict.targets_beyond for verdict in verdicts(SCENARIO, rows, [])] == [False, True, False]
     none = verdicts(SCENARIO, [row("bare", 30.0), row("noise", 9.0, target_error=0.6, **sought)], [])
     assert not any("Labels were" in line for line in headline(SCENARIO, none))
 
@@ -297,8 +291,6 @@ def test_what_is_no_leak_is_neither_the_worst_nor_called_reconstructed(gain: flo
     assert closest([far, leak, guessed], criterion) == leak
     assert closest([far, guessed], criterion) == guessed, "the verdict's closest where nothing leaks"
     assert closest([row("bare", None)], criterion) is None
-    row("bare", 30.0, identified=0.0)
-    _public, _unknown = row("bare", 30.0, above_public=gain), row("bare", 30.0, above_baseline=None)
 
 
 def test_the_summary_names_one_closest_sample_as_the_verdict_does() -> None:

@@ -86,10 +86,10 @@ def _solved(
         solution = solve(_of(kept, chosen), target.to(probed.device), shape, affine)
         if solution.residual < _FITS:
             return answer(probed, observation, solution.samples, aligned=shape[0] == 1)
-    told = f"no samples found that fit the buffers {', '.join(moved)}"
+    message = f"no samples found that fit the buffers {', '.join(moved)}"
     if sum(sizes.values()) < prod(shape):
-        return nothing_found(observation, told)
-    found = nothing_found(observation, f"the returned buffers could determine the samples: {told}")
+        return nothing_found(observation, message)
+    found = nothing_found(observation, f"the returned buffers could determine the samples: {message}")
     return replace(found, reason=Reason.BUFFERS_NOT_SOLVED)
 
 

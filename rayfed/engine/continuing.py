@@ -58,8 +58,8 @@ def same_gpus(begun: Document, scenario: Scenario, gpus: Mapping[str, int]) -> d
     for kind in automatic:
         if not gpus[kind] and kind not in on_cpu:
             raise ResourceError(
-                f"resources.{kind}.num_gpus: auto: this run or sweep began on GPUs, and neither PyTorch nor Ray finds "
-                "a GPU on this machine: continue it on a machine with a GPU, or start a new one"
+                f"resources.{kind}.num_gpus: auto: this run or sweep began on GPUs, and this machine "
+                "has no GPU that PyTorch and Ray find: continue it on a machine with a GPU, or start a new one"
             )
     return {kind: 0 if kind in on_cpu else number for kind, number in gpus.items()}
 

@@ -25,7 +25,7 @@ from rayfed.evidence.criteria import Criterion, Missing
 from rayfed.evidence.findings import Finding
 from rayfed.evidence.findings import State as FindingState
 from rayfed.evidence.labels import LUCK, named
-from rayfed.evidence.rows import Row, label_of, labels_given, measured
+from rayfed.evidence.rows import Knowledge, Row, label_of, labels_given, measured
 from rayfed.metrics.base import Metric
 from rayfed.metrics.known import METRICS, NOUNS, leading, metrics_of, modality_by
 from rayfed.metrics.measures import JUDGED
@@ -437,7 +437,7 @@ class Played:
             return REASONS[Reason.DEFENCES_UNKNOWN]
         asked, why = self._asked(bound, arm), NOT_ADAPTIVE
         for title in sorted(exceeding):
-            if knowledge_of(self.scenario, title) >= {"defence", "code"}:
+            if knowledge_of(self.scenario, title) >= {Knowledge.DEFENCE, Knowledge.CODE}:
                 unused = [row for row in asked[title] if row.get("reason") in OF_CODE]
                 if not unused:
                     return ""

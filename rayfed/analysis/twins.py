@@ -13,10 +13,10 @@ from typing import Any
 
 from rayfed.analysis.settings import Setting, of_attacks
 from rayfed.analysis.summary import undefended
-from rayfed.evidence.rows import knowledge_in
+from rayfed.evidence.rows import Knowledge, knowledge_in
 from rayfed.metrics.measures import JUDGED, MEASURES, extreme_of
 
-_OF_DEFENCES = {"defence", "code"}
+_OF_DEFENCES = {Knowledge.DEFENCE, Knowledge.CODE}
 """Grants that add no knowledge if there is no defence."""
 _MASK = "; if the defence exposes a mask (`exposed`), check that first"
 _WORST = {extreme_of(metric.name) for metric in JUDGED}

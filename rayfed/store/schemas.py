@@ -14,7 +14,7 @@ import pyarrow as pa
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.measures import MEASURES
 from rayfed.privacy.tradeoff import PRIORS
-from rayfed.reasons import CHANNELS, UNDECIDED
+from rayfed.reasons import Reason
 
 _string, _int, _long, _real, _bytes = pa.string(), pa.int32(), pa.int64(), pa.float64(), pa.binary()
 
@@ -71,7 +71,13 @@ _COLUMN = pa.struct(
     ]
 )
 
-_REASONS = ", ".join(f"'{reason}'" for reason in sorted(CHANNELS | UNDECIDED))
+_REASON = _value(
+    "reason",
+    _string,
+    f"why an attack could not use an update fully: '{Reason.ENCRYPTED}' or '{Reason.MASKED}' (the attacker cannot read "
+    f"it), '{Reason.CODE_NOT_RUN}' or '{Reason.CODE_PARTLY_USED}' (of the defences), or '{Reason.BUFFERS_NOT_SOLVED}' "
+    "(the returned buffers could determine the samples, but no samples were found that fit); null for another reason",
+)
 
 _METRICS = [
     _value(metric.name, _real, metric.description)
@@ -237,7 +243,7 @@ TABLES: dict[str, pa.Schema] = {
             _value("iterations", _int, "iterations of the attack"),
             _value("seconds", _real, "wall time for the whole batch (s)"),
             _key("status", _string, "'ok', 'diverged', 'not applicable', 'failed' or 'not played' (not enough time)"),
-            _value("reason", _string, f"why an attack could not use an update: {_REASONS}; null for another reason"),
+            _REASON,
             _value("message", _string, "why the status is not ok, or which knowledge the attacker lacked"),
         ]
     ),
@@ -255,7 +261,7 @@ TABLES: dict[str, pa.Schema] = {
             ),
             _value("scores", pa.list_(_SCORED), "score of every candidate, for the ROC curve; AUC only"),
             _key("status", _string, "'ok', 'diverged', 'not applicable' or 'failed'"),
-            _value("reason", _string, f"why an attack could not use an update: {_REASONS}; null for another reason"),
+            _REASON,
             _value("message", _string, "why the status is not ok, or which knowledge the attacker lacked"),
         ]
     ),

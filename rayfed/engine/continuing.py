@@ -23,15 +23,13 @@ Document = Mapping[str, Any]
 def what_counts(scenario: Scenario) -> dict[str, Any]:
     """Return the fields of a scenario that determine a run's results, in JSON form.
 
-    It omits names, output folders and the handling of failed clients, which are listed in the table `clients`. The
-    family of an attack is a name, too. Actors are reduced to their threads, which change the order of sums, and whether
-    they use a GPU. A file of devices is replaced by its SHA-256.
+    It omits names, output folders and the handling of failed clients, which are listed in the table `clients`. Actors
+    are reduced to their threads, which change the order of sums, and whether they use a GPU. A file of devices is
+    replaced by its SHA-256.
     """
     document: dict[str, Any] = json.loads(scenario.model_dump_json(exclude={"name", "output", "sweep"}))
     del document["federation"]["failures"], document["metrics"]["success"]
     del document["resources"]["timeout"]
-    for attack in document["attacks"]:
-        del attack["family"]  # checkpoints of older versions do not have this field
     if document["federation"]["system"] is None:
         del document["federation"]["system"]  # checkpoints of older versions do not have this field
     else:
@@ -71,11 +69,11 @@ def check_same(folder: RunFolder, saved: Checkpoint | None, scenario: Scenario, 
     """
     if saved is None or not saved.scenario:
         return
-    played, now = saved.round + 1, what_counts(scenario)
+    played, before, now = saved.round + 1, _without_families(saved.scenario), _without_families(what_counts(scenario))
     system = scenario.federation.system
     edited = f"{SCENARIO} or its file of devices" if system and system.file else SCENARIO
     where = f"{folder.url}: {edited} was edited after round {saved.round}"
-    begun, wanted = (_followed(document, played) for document in (saved.scenario, now))
+    begun, wanted = (_followed(document, played) for document in (before, now))
     if begun != wanted:
         raise RunError(
             f"{where}, and the finished rounds had other values: {told(begun, wanted)}; restore the old values, or "
@@ -97,9 +95,9 @@ def check_same(folder: RunFolder, saved: Checkpoint | None, scenario: Scenario, 
             f"{where}: later attacks need the weights of round {missing[0]}, which were not stored: launch a new run, "
             f"or change `earlier` so that these attacks only need rounds from {played} on"
         )
-    if now != saved.scenario and not extend:
+    if now != before and not extend:
         raise RunError(
-            f"{where}: {told(saved.scenario, now)}; restore the old values, or continue with the new ones: "
+            f"{where}: {told(before, now)}; restore the old values, or continue with the new ones: "
             f"`rayfed resume {folder.url} --extend`. The results are those of a run with the new values from the start"
         )
 
@@ -120,6 +118,7 @@ def check_attacked(run: str, saved: Checkpoint, scenario: Scenario) -> None:
 
 def check_begun(folder: RunFolder, begun: Document, now: Document) -> None:
     """Raise `RunError` if a sweep's scenario was changed after the start of the sweep."""
+    begun, now = _without_families(begun), _without_families(now)
     if begun != now:
         raise RunError(
             f"{folder.url}: {SCENARIO} was edited after the start of the sweep, and finished trials had other values: "
@@ -141,6 +140,15 @@ def _followed(document: Document, played: int) -> Document:
     due = [{**attack, "rounds": sorted(r for r in attack["rounds"] if r < played)} for attack in document["attacks"]]
     federation = {name: value for name, value in document["federation"].items() if name != "rounds"}
     return {**document, "federation": federation, "attacks": [attack for attack in due if attack["rounds"]]}
+
+
+def _without_families(document: Document) -> Document:
+    """Return a scenario without the families of its attacks, which are names that change no result.
+
+    Scenarios of older versions do not have this field.
+    """
+    attacks = [{name: value for name, value in one.items() if name != "family"} for one in document["attacks"]]
+    return {**document, "attacks": attacks}
 
 
 def _without_attacks(document: Document) -> Document:

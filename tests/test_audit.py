@@ -232,6 +232,24 @@ def test_attacks_say_of_how_many_samples_they_find_without_a_defence() -> None:
     assert found.shown == found.samples == 4
 
 
+def test_a_defence_is_shown_on_samples_that_leak_to_adaptive_attacks() -> None:
+    known = {"knowledge": ["defence", "code"]}
+    bare = [row("none", 4, 40.0, sample=sample) for sample in range(4)]
+    bare += [row("none", 4, 40.0 if sample == 0 else 8.0, "b", sample=sample, **known) for sample in range(4)]
+    defended = [
+        row("x", 4, 8.0, attack, sample=sample, **more)
+        for attack, more in (("a", {}), ("b", known))
+        for sample in range(4)
+    ]
+    [found] = [one for one in findings([*bare, *defended], IMAGES) if one.arm == "x"]
+    assert (found.state, found.shown) == ("not reconstructed", 1)
+
+
+def test_a_value_that_is_no_number_is_no_result() -> None:
+    rows = [row("none", 1, 30.0), row("x", 1, 30.0, above_baseline=float("nan"))]
+    assert states(*rows)["x", 1] == "not measured"
+
+
 def test_reasons_of_attacks_without_an_answer_stand_beside_every_state() -> None:
     for bare, defended in ((30.0, 20.0), (30.0, 8.0), (8.0, 8.0)):
         silent = row("x", 1, None, "b", status="failed", message="raised")

@@ -503,7 +503,7 @@ def test_no_membership_passes_for_attackers_who_do_not_know_the_defence() -> Non
 
 
 def named(arm: str, hits: int, of: int = 100, **more: Any) -> list[dict[str, Any]]:
-    return [row(arm, 9.0, **{"victim": i, "top1": float(i < hits), "people": 40} | more) for i in range(of)]
+    return [row(arm, **{"psnr": 9.0, "victim": i, "top1": float(i < hits), "people": 40} | more) for i in range(of)]
 
 
 def test_identity_passes_where_its_interval_is_below_the_bound() -> None:
@@ -517,6 +517,16 @@ def test_identity_passes_where_its_interval_is_below_the_bound() -> None:
     assert states(bound, *bare, *named("x", 2), silent)["x"] == "not measured"
     other = row("x", None, attack="b", top1=None, people=40, status="not applicable", message="no attention")
     assert states(bound, *bare, *named("x", 2), other)["x"] == "passed"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"knowledge": []}, {"knowledge": ["labels"]}, {"reason": Reason.CODE_NOT_RUN}, {"fit": 0.9}, {"fit": None}],
+)
+@pytest.mark.parametrize("bare_psnr", [12.0, 40.0])
+def test_no_identity_passes_without_a_valid_adaptive_attack(more: dict[str, Any], bare_psnr: float) -> None:
+    rows = [*named("none", 90, psnr=bare_psnr), *named("x", 2, **more)]
+    assert states(Bound("identity", 0.1), *rows)["x"] == "inconclusive"
 
 
 def test_no_identity_passes_that_an_attack_did_not_answer_for() -> None:

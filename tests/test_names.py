@@ -38,14 +38,21 @@ def tables(draw: st.DrawFn) -> list[dict[str, Any]]:
         for attack in ATTACKS:
             knowledge = draw(st.sampled_from([[], ["defence", "code"], ["defence", "code", "labels"]]))
             more = {"knowledge": knowledge, "fit": draw(st.sampled_from([None, 0.0, 0.5]))}
-            more |= {"above_baseline": None if psnr is None else psnr - 12.0, "identified": 1.0, "distortion": 0.0}
+            more |= {
+                "above_baseline": None if psnr is None else psnr - 12.0,
+                "identified": 1.0,
+                "distortion": 0.0,
+                "message": "",
+            }
             for victim in range(2):
-                status = "not played" if psnr is None else "ok"
+                status = "not played" if psnr is None else draw(st.sampled_from(["ok", "ok", "diverged"]))
                 rows.append(attacked(arm, attack, victim=victim, psnr=psnr, status=status, true_label=victim, **more))
     return rows
 
 
-def results(names: dict[str, str], titles: dict[str, str], rows: list[dict[str, Any]]) -> list[Any]:
+def results(
+    names: dict[str, str], titles: dict[str, str], rows: list[dict[str, Any]], family: str | None = None
+) -> list[Any]:
     """Verdicts, gate results and the recommended arm, with the original names."""
     arms = {names[arm]: spec for arm, spec in ARMS.items()}
     attacks = [
@@ -53,7 +60,7 @@ def results(names: dict[str, str], titles: dict[str, str], rows: list[dict[str, 
         {"name": "analytic", "label": titles["closed"]},
     ]
     scenario = {"arms": arms, "attacks": attacks, "metrics": {"names": ["psnr", "label_accuracy"]}}
-    renamed = [row | {"arm": names[row["arm"]], "attack": titles[row["attack"]]} for row in rows]
+    renamed = [row | {"arm": names[row["arm"]], "attack": titles[row["attack"]], "family": family} for row in rows]
     back = {name: arm for arm, name in names.items()}
     found = verdicts(scenario, renamed, [])
     states = [(back[one.arm], one.state, sorted(one.reasons), one.labels_by_chance) for one in found]
@@ -70,11 +77,14 @@ def results(names: dict[str, str], titles: dict[str, str], rows: list[dict[str, 
 
 @settings(deadline=None, max_examples=150)
 @given(
-    tables(), st.lists(NAMES, min_size=3, max_size=3, unique=True), st.lists(NAMES, min_size=2, max_size=2, unique=True)
+    tables(),
+    st.lists(NAMES, min_size=3, max_size=3, unique=True),
+    st.lists(NAMES, min_size=2, max_size=2, unique=True),
+    st.one_of(st.none(), NAMES),
 )
 def test_renaming_arms_and_attacks_changes_nothing(
-    rows: list[dict[str, Any]], arms: list[str], titles: list[str]
+    rows: list[dict[str, Any]], arms: list[str], titles: list[str], family: str | None
 ) -> None:
     plain = results({arm: arm for arm in ARMS}, {attack: attack for attack in ATTACKS}, rows)
-    renamed = results(dict(zip(ARMS, arms, strict=True)), dict(zip(ATTACKS, titles, strict=True)), rows)
+    renamed = results(dict(zip(ARMS, arms, strict=True)), dict(zip(ATTACKS, titles, strict=True)), rows, family)
     assert renamed == plain

@@ -20,7 +20,7 @@ from rayfed.reasons import Reason
 from rayfed.report import samples
 from rayfed.report.redaction import REDACTED, redacted, write_redacted
 from rayfed.report.run import write_report
-from rayfed.report.share import sharing
+from rayfed.report.share import LEFT_OUT, sharing
 from rayfed.report.sweep import write_sweep_report
 from rayfed.report.text.reasons import REASONS
 from rayfed.store.folder import RunFolder
@@ -215,6 +215,19 @@ def test_a_sweep_over_data_is_as_private_as_one_of_its_trials(tmp_path: Path) ->
     trial.write_text("scenario.yaml", yaml.safe_dump({**trial.scenario(), "data": {"name": "table", "path": "x"}}))
     assert not samples.of_sweep(SweepFolder(sweep.files)).truth
     assert samples.warning(sweep.files) is not None
+
+
+def test_no_reason_of_a_sweep_has_a_message_of_an_attack(tmp_path: Path) -> None:
+    sweep = make_sweep(str(tmp_path), 2, 1)
+    rows = sweep.outcomes().to_pylist()
+    for one, reason in zip(
+        rows, [f"dlg failed: KeyError: {SECRET}", REASONS[Reason.NO_ADAPTIVE_ATTACK], None], strict=False
+    ):
+        one["reason"] = reason
+    sweep.write_outcomes(rows)
+    with sharing(load(sweep.url), str(tmp_path / "copy")) as copy:
+        found = SweepFolder(copy).outcomes()["reason"].to_pylist()[:3]
+    assert found == [LEFT_OUT, REASONS[Reason.NO_ADAPTIVE_ATTACK], None]
 
 
 def test_messages_that_follow_from_other_columns_stay(tmp_path: Path) -> None:

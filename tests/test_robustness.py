@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from rayfed.analysis.robustness import matrix
 from rayfed.analysis.settings import settings
+from rayfed.analysis.summary import arm_and_opponent
 from tests.result_fixtures import outcome
 
 SCENARIO = {"arms": {"dp": {}, "dp vs": {}, "a vs b": {}}, "opponents": {"flip": {}, "c vs d": {}}}
@@ -21,6 +24,20 @@ def test_the_matrix_has_the_pairs_of_the_scenario() -> None:
         ("dp", "flip"): 0.5, ("a vs b", "c vs d"): 0.75,
     }  # fmt: skip
     assert (found.arms, found.opponents) == (["dp", "a vs b"], ["flip", "c vs d"])
+
+
+@pytest.mark.parametrize("names", [("bare vs x", "noise vs y"), ("bare", "noise")])
+def test_arms_with_malicious_clients_are_no_pairs(names: tuple[str, str]) -> None:
+    arms = {name: {"defences": [], "malicious": {"name": "label_flip"}} for name in names}
+    assert arm_and_opponent({"arms": arms}, names[1]) == (names[1], "")
+
+
+def test_pairs_of_an_earlier_version_are_read() -> None:
+    arms = {
+        f"{arm} vs {opponent}": {"defences": [], "malicious": {"name": opponent}}
+        for arm in ("a", "b") for opponent in ("flip", "noise")
+    }  # fmt: skip
+    assert arm_and_opponent({"arms": arms}, "b vs noise") == ("b", "noise")
 
 
 def test_an_arm_without_opponents_is_not_in_the_matrix() -> None:

@@ -25,13 +25,13 @@ from rayfed.evidence.criteria import Criterion, Missing
 from rayfed.evidence.findings import Finding
 from rayfed.evidence.findings import State as FindingState
 from rayfed.evidence.labels import LUCK, named
-from rayfed.evidence.rows import Knowledge, Row, label_of, labels_given, measured
+from rayfed.evidence.rows import Knowledge, Row, code_given, label_of, labels_given, measured
 from rayfed.metrics.base import Metric
 from rayfed.metrics.known import METRICS, NOUNS, leading, metrics_of, modality_by
 from rayfed.metrics.measures import JUDGED
 from rayfed.metrics.roc import Estimate, share
 from rayfed.metrics.top import TOP_1
-from rayfed.reasons import OF_CODE, Reason
+from rayfed.reasons import Reason
 from rayfed.report.text.findings import labels_beyond_text, part_text
 from rayfed.report.text.reasons import REASONS, attack_text, doubt_text, no_results_text, not_run_text, overtaken_text
 from rayfed.store.schemas import ANSWERED, WANT_OF_TIME
@@ -68,6 +68,14 @@ BY_LUCK = "not significant for so few samples and so many attacks: attack more s
 """Reason of an inconclusive check on labels whose value exceeds the bound."""
 GUESSED = "the value exceeds the bound, but not the baseline, the best guess without the update"
 """Start of the reason of a passed check whose value exceeds the bound."""
+
+
+_IN_DOUBT = (
+    reasons.UNDECIDED
+    | reasons.NOT_ADAPTIVE
+    | {Reason.DEFENCES_UNKNOWN, Reason.ADAPTIVE_NOT_CONVERGED, Reason.ADAPTIVE_NOT_COMPARED}
+)
+"""Reasons of findings for which reconstructions are no evidence that people are not identified."""
 
 
 @dataclass(frozen=True)
@@ -397,10 +405,6 @@ class Played:
             return replace(check, state="not measured", reason="the run did not finish")
         if gaps := self._gaps(bound, arm):
             return replace(check, state="not measured", reason="; ".join(gaps))
-        not_adaptive = reasons.NOT_ADAPTIVE | {Reason.DEFENCES_UNKNOWN}
-        unread = [REASONS[one.reason] for one in self._own if one.arm == arm and one.reason in not_adaptive]
-        if bound.name == IDENTITY and unread:  # it is measured on reconstructions
-            return replace(check, state="inconclusive", reason=unread[0])
         if not best or len(known) < len(found):
             few = "no attack applies" if bound.name == IDENTITY else self._few(bound, arm)
             return replace(check, state="not measured", reason=few)
@@ -410,7 +414,7 @@ class Played:
         exceeding = {title for title, one in shown if one and one.value >= bound.limit}
         if not exceeding:
             return replace(check, state="inconclusive", reason=NOT_EXCEEDED)
-        if bound.name in MEMBERSHIP and (why := self._not_adaptive(bound, arm, exceeding)):
+        if why := self._not_identified(arm) if bound.name == IDENTITY else self._not_adaptive(bound, arm, exceeding):
             return replace(check, state="inconclusive", reason=why)
         return replace(check, reason=self._spent(bound, arm))
 
@@ -438,11 +442,27 @@ class Played:
         asked, why = self._asked(bound, arm), NOT_ADAPTIVE
         for title in sorted(exceeding):
             if knowledge_of(self.scenario, title) >= {Knowledge.DEFENCE, Knowledge.CODE}:
-                unused = [row for row in asked[title] if row.get("reason") in OF_CODE]
+                unused = [row for row in asked[title] if row.get("reason") in reasons.UNDECIDED]
                 if not unused:
                     return ""
                 why = unused[0].get("message") or REASONS[Reason(unused[0]["reason"])]
         return why
+
+    def _not_identified(self, arm: str) -> str:
+        """Return why it is no evidence that no person was identified on an arm; empty if an adaptive attack shows it.
+
+        An attack that identifies people without a defence has to know the code of the defences, and its reconstructions
+        must leave no doubt.
+        """
+        if not arm_spec(self.scenario, arm).get("defences"):
+            return ""
+        doubts = [one.doubt for one in self._own if one.doubt and one.arm == arm and one.reason in _IN_DOUBT]
+        if doubts:
+            return doubt_text(doubts[0])
+        bound = Bound(IDENTITY, 1.0)
+        asked = self._asked(bound, arm)
+        adaptive = (title for title in self._working(bound, arm) if all(map(code_given, asked.get(title, [{}]))))
+        return "" if any(adaptive) else REASONS[Reason.NO_ADAPTIVE_ATTACK_WORKS]
 
     def _found(self, bound: Bound, arm: str, among: Collection[str] | None = None) -> list[tuple[str, Estimate | None]]:
         """Return the bounded shares with their attacks, only of the attacks in `among` if given."""

@@ -201,12 +201,18 @@ def pairs_by_name(scenario: Row) -> dict[str, Pair]:
 def _pairs_of_earlier_versions(scenario: Row) -> dict[str, Pair]:
     """Return the pairs of a scenario of an earlier version by their names; empty for other scenarios.
 
-    Earlier versions could store each pair as an arm with malicious clients, called by the name of the pair.
+    Earlier versions stored each pair as an arm with the opponent's malicious clients, called by the name of the pair.
     """
     arms = scenario.get("arms") or {}
-    malicious = any(isinstance(spec, Mapping) and spec.get("malicious") for spec in arms.values())
-    pairs = split_names(arms) if malicious and not scenario.get("opponents") else {}
-    return pairs if all(opponent for _, opponent in pairs.values()) else {}
+    if scenario.get("opponents") or not all(isinstance(spec, Mapping) for spec in arms.values()):
+        return {}
+    pairs = split_names(arms)
+    clients: dict[str, Any] = {}
+    for name, (_, opponent) in pairs.items():
+        if not opponent or clients.setdefault(opponent, arms[name].get("malicious")) != arms[name].get("malicious"):
+            return {}
+    every = len({arm for arm, _ in pairs.values()}) * len(clients)
+    return pairs if any(clients.values()) and len(clients) > 1 and len(set(pairs.values())) == every else {}
 
 
 def split_names(names: Iterable[str]) -> dict[str, Pair]:

@@ -473,11 +473,11 @@ def _shown(claim: Claim) -> float:
 
 
 def short_searches(scenario: Mapping[str, Any]) -> list[str]:
-    """Return the titles of an audit's searches that ran at most `FEWEST` evaluations."""
+    """Return the titles of searches that ran at most `FEWEST` evaluations."""
     evaluations = {method.name: method.evaluations for method in METHODS if method.evaluations}
     return [
-        str(attack["label"])
+        str(attack.get("label") or attack["name"])
         for attack in scenario.get("attacks") or []
-        if isinstance(attack, Mapping) and attack.get("family") and attack.get("name") in evaluations
+        if isinstance(attack, Mapping) and attack.get("name") in evaluations
         if attack.get("iterations", FEWEST + 1) * evaluations[attack["name"]] <= FEWEST
     ]

@@ -104,7 +104,7 @@ class Criterion:
         """Return whether the reconstruction in a row of `attacks` is a leak, or the first condition that fails."""
         if self.leaks(row):
             return Judgement.LEAK
-        if self.nearness(row) is None or row["above_baseline"] is None or row["identified"] is None:
+        if self.nearness(row) is None or not all(measured(row[name]) for name in self.needs):
             return Judgement.NOT_COMPARED
         if row["above_baseline"] <= 0:
             return Judgement.BELOW_BASELINE

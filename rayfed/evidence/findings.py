@@ -15,7 +15,7 @@ from typing import NamedTuple
 from rayfed.evidence.criteria import Criterion, Missing
 from rayfed.evidence.labels import Named, foremost, named
 from rayfed.evidence.parts import Part
-from rayfed.evidence.rows import Row, Sample, code_given, knowledge_in, label_of, labels_given, sample_of
+from rayfed.evidence.rows import Row, Sample, code_given, knowledge_in, label_of, labels_given, measured, sample_of
 from rayfed.reasons import CHANNELS, UNDECIDED, Reason
 from rayfed.store.schemas import UNPLAYED
 
@@ -145,7 +145,8 @@ class Finding:
     targets: float | None = None
     """Mean absolute error of the targets recovered by the best attack that was not given them; None for classes."""
     shown: int | None = None
-    """Samples of this batch size that leak without a defence; None for an arm without a defence."""
+    """Samples that leak without a defence, to an adaptive attack if any was run on the arm; None for an arm without a
+    defence."""
     guessed: float | None = None
     """Mean absolute error of the median as a guess for every sample; None if it is not known."""
     code_of_user: bool = False
@@ -243,7 +244,7 @@ def has_finished(row: Row, criterion: Criterion, closed: Collection[str]) -> boo
     """Return whether an attack finished; a closed form that finds no fitting sample has finished."""
     fits_nothing = row["status"] == "diverged" and row["attack"] in closed
     ended = row["status"] == "ok" or fits_nothing
-    return ended and criterion.nearness(row) is not None and all(row[name] is not None for name in criterion.needs)
+    return ended and criterion.nearness(row) is not None and all(measured(row[name]) for name in criterion.needs)
 
 
 def _attacked(row: Row) -> tuple[str, Sample]:
@@ -494,10 +495,16 @@ def _with_values(finding: Finding, cell: Cell, short_searches: Collection[str]) 
         labels=foremost(named(cell.rows)),
         targets=_targets_found(cell.rows),
         guessed=_targets_guessed(cell.rows),
-        shown=None if cell.bare else len({sample for _, sample in cell.working}),
+        shown=None if cell.bare else len(_samples_shown(cell)),
         part=cell.part,
         part_by=attacker_of(part_row) if part_row else None,
     )
+
+
+def _samples_shown(cell: Cell) -> set[Sample]:
+    """Return the samples on which attacks are known to work: adaptive attacks, if any were run on the arm."""
+    adaptive = {row["attack"] for row in cell.rows if code_given(row)}
+    return {sample for attack, sample in cell.working if attack in adaptive or not adaptive}
 
 
 def attacker_of(row: Row) -> Attacker:

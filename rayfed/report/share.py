@@ -25,7 +25,7 @@ from rayfed.reasons import Reason
 from rayfed.report.text.reasons import REASONS
 from rayfed.store import client_states
 from rayfed.store.folder import SCENARIO, RunFolder, table_of
-from rayfed.store.renamed import with_present_names
+from rayfed.store.renamed import OUTCOMES, with_present_names
 from rayfed.store.schemas import TABLES, UNPLAYED, WANT_OF_TIME
 
 SAMPLES = ("images", "texts", "snapshots")
@@ -79,7 +79,7 @@ def _without_messages(source: RunFolder, name: str) -> bytes:
         status = source.read_mapping(name)
         return json.dumps(status | ({"error": LEFT_OUT} if status.get("error") else {}), indent=2).encode()
     if name == OUTCOMES_FILE:
-        return rewritten(source, name, {"error": lambda said: LEFT_OUT})
+        return _without_reasons(source, name)
     if name.startswith("clients/"):
         return rewritten(source, name, {"status": _without_message})
     if name.startswith(("attacks/", "inferences/")):
@@ -91,6 +91,19 @@ def _without_message(status: str) -> str:
     """Return the status of a client without the message of its exception."""
     raised = _RAISED.fullmatch(status)
     return "".join(raised.groups()) if raised else LEFT_OUT if status.startswith("raised ") else status
+
+
+def _without_reasons(source: RunFolder, name: str) -> bytes:
+    """Return the file of a sweep's outcomes without errors, and without reasons that may have an attack's message."""
+    try:
+        table = with_present_names(table_of(source.read_bytes(name)), OUTCOMES)
+        known = set(REASONS.values())
+        for column in {"error", "reason"} & set(table.column_names):
+            texts = [text if text is None or text in known else LEFT_OUT for text in table[column].to_pylist()]
+            table = table.set_column(table.column_names.index(column), column, pa.array(texts, pa.string()))
+    except (pa.ArrowException, KeyError) as error:
+        raise _unreadable(source, name, error) from error
+    return _parquet(table)
 
 
 def _with_known_messages(source: RunFolder, name: str) -> bytes:

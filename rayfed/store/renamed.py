@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from rayfed.metrics.renamed import NAMES
-from rayfed.reasons import Reason
+from rayfed.reasons import CHANNELS, Reason
 
 OUTCOMES = NAMES | {
     "answer": "result",
@@ -31,8 +31,16 @@ MESSAGES = {
     "the returned buffers could determine the samples": Reason.BUFFERS_NOT_SOLVED,
 }
 """Reasons by parts of the messages of older runs, which had no column `reason`."""
-_AUDITED = ("blind", "informed", "informed, with labels", "non-adaptive", "adaptive", "adaptive, with labels")
-"""Last parts of the titles of attacks in audits, which had no column `family`."""
+_AUDITED = (
+    "given labels",
+    "blind",
+    "informed",
+    "informed, with labels",
+    "non-adaptive",
+    "adaptive",
+    "adaptive, with labels",
+)
+"""Last parts of the titles of attacks in audits and replays, which had no column `family`."""
 
 
 def with_present_names(table: pa.Table, names: Mapping[str, str] = NAMES) -> pa.Table:
@@ -42,7 +50,9 @@ def with_present_names(table: pa.Table, names: Mapping[str, str] = NAMES) -> pa.
     if "knowledge" in there and pa.types.is_string(table.schema.field("knowledge").type):
         table = _replaced(table, "knowledge", pa.list_(pa.string()), map(_split, table["knowledge"].to_pylist()))
     if "message" in there and "reason" not in there:
-        table = table.append_column("reason", pa.array(map(_reason, table["message"].to_pylist()), pa.string()))
+        statuses = table["status"].to_pylist() if "status" in there else [None] * len(table)
+        reasons = map(_reason, table["message"].to_pylist(), statuses)
+        table = table.append_column("reason", pa.array(reasons, pa.string()))
     if {"victim", "batch_size", "status"} <= there and "family" not in there:
         families = map(_family, table["attack"].to_pylist(), table["batch_size"].to_pylist())
         table = table.append_column("family", pa.array(families, pa.string()))
@@ -58,8 +68,15 @@ def _split(knowledge: str | None) -> Sequence[str] | None:
     return None if knowledge is None else [name for name in knowledge.split(",") if name]
 
 
-def _reason(message: str | None) -> Reason | None:
-    return next((reason for text, reason in MESSAGES.items() if text in (message or "")), None)
+def _reason(message: str | None, status: str | None) -> Reason | None:
+    """Return the reason in a message; channels are reasons only of attacks that did not apply, in the first words."""
+    message = message or ""
+    for text, reason in MESSAGES.items():
+        if reason in CHANNELS and status == "not applicable" and message.startswith(text):
+            return reason
+        if reason not in CHANNELS and text in message:
+            return reason
+    return None
 
 
 def _family(title: str, batch_size: int | None) -> str | None:

@@ -165,7 +165,7 @@ def launch(
     ...     "attacks": [{"name": "analytic", "observes": "gradient", "batch_size": 1}],
     ... }
     >>> run = rayfed.launch(tiny, "seed=1", out=tempfile.mkdtemp())
-    >>> [str(verdict.state) for verdict in run.verdicts()]
+    >>> [verdict.state for verdict in run.verdicts()]
     ['leaks']
     >>> run.attacks.column("status").to_pylist()
     ['ok']
@@ -301,7 +301,7 @@ def audit(
     ...     "mlp", "digits", "model.hidden=[8]", size=8, defences=[{"name": "gaussian", "sigma": 1.0}],
     ...     batches=[1], images=1, iterations=1, out=tempfile.mkdtemp(),
     ... )
-    >>> {verdict.arm: str(verdict.state) for verdict in run.verdicts()}
+    >>> {verdict.arm: verdict.state for verdict in run.verdicts()}
     {'none': 'leaks', 'gaussian (sigma 1.0)': 'not reconstructed'}
     """
     from functools import partial

@@ -39,6 +39,9 @@ class State(StrEnum):
     NOT_RECONSTRUCTED = "not reconstructed"
     NOTHING_TO_ATTACK = "nothing to attack"
 
+    def __repr__(self) -> str:
+        return repr(self.value)
+
 
 class Doubt(NamedTuple):
     """Reason why results do not show that an arm holds, with the attack's message if an attack gave the reason."""

@@ -363,7 +363,8 @@ class Scenario(Section):
     name: Annotated[str, Field(pattern=NAME)]
     """Name of the scenario and prefix of its run folders: letters, digits, '-', '_', '.'."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Random seed of all randomness, except the part that `privacy.secure` replaces. Default: 0."""
+    """Random seed of all randomness, except the part that `privacy.secure` replaces. The random numbers of an arm or
+    attack also depend on its name. Default: 0."""
     data: Annotated[DataSpec, Short] = DataSpec(name="digits")
     """Data set."""
     partition: Annotated[PartitionSpec, Short] = PartitionSpec(name="iid")

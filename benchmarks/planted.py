@@ -29,10 +29,11 @@ from benchmarks.planted_defences import CONTROLS
 from rayfed import registry
 from rayfed.analysis.audit import UNDEFENDED, called
 from rayfed.evidence.criteria import Criterion
-from rayfed.evidence.findings import Finding, findings
+from rayfed.evidence.findings import findings
 from rayfed.evidence.rows import Row
 from rayfed.report.text.reasons import attack_text
 from rayfed.samples import held
+from rayfed.store.finding import Finding
 
 MODELS, DEFENCES = "benchmarks.planted_models", "benchmarks.planted_defences"
 IMAGES: dict[str, Any] = {"name": "digits", "size": 8}

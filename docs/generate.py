@@ -23,6 +23,7 @@ from rayfed import registry
 from rayfed.cli import app
 from rayfed.cli.common import EXIT_CODES
 from rayfed.metrics.measures import MEASURES
+from rayfed.report.text.reasons import REASONS
 from rayfed.scenario import (
     ArmSpec,
     AttackSpec,
@@ -216,7 +217,9 @@ between 0 and 1, losses are in nats, and times in seconds.
 
 def tables() -> str:
     """Return the page of all tables and columns."""
-    parts = [TABLES_HEADER]
+    parts = [TABLES_HEADER, "Values of the columns `reason`:\n", "| value | meaning |", "| --- | --- |"]
+    parts += [f"| `{reason}` | {_text(text)} |" for reason, text in REASONS.items()]
+    parts.append("")
     for name, schema in TABLES.items():
         parts += [f"## `{name}`\n", "| column | type | may be null | meaning |", "| --- | --- | --- | --- |"]
         for field in schema:

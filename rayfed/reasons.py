@@ -50,6 +50,8 @@ class Reason(StrEnum):
     """The attacks reconstructed nothing without a defence either."""
     DEFENCES_UNKNOWN = "defences_unknown"
     """The attackers of a replay do not know the defences of the federation."""
+    NO_RECONSTRUCTION_ATTACK = "no_reconstruction_attack"
+    """No attack that reconstructs samples was run on the arm."""
 
 
 CHANNELS = frozenset({Reason.ENCRYPTED, Reason.MASKED})

@@ -17,8 +17,8 @@ import yaml
 
 from rayfed import registry
 from rayfed.cli import app
-from rayfed.evidence.findings import State
 from rayfed.scenario import json_schema
+from rayfed.store.finding import State
 from tests.conftest import REPOSITORY
 
 README = (REPOSITORY / "README.md").read_text()

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rayfed.analysis.audit import Method
 from rayfed.engine import replaying
 from rayfed.errors import UserError
+from rayfed.evidence.methods import Method
 from rayfed.integrations.watch import Seen, Watch
 from rayfed.recording import Recording
 from rayfed.store.folder import RunFolder

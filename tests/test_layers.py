@@ -29,10 +29,10 @@ FLOORS = (
     " rayfed.arrays rayfed.targets rayfed.recording_checks",
     "rayfed.models rayfed.data rayfed.crypto rayfed.privacy rayfed.metrics rayfed.store",
     # channels, over which rules go; they know no rule
-    "rayfed.protections",
-    "rayfed.attacks rayfed.defences rayfed.aggregation rayfed.poisoning rayfed.scenario rayfed.evidence"
-    " rayfed.report.text rayfed.analysis"
+    "rayfed.protections rayfed.evidence",
+    "rayfed.attacks rayfed.defences rayfed.aggregation rayfed.poisoning rayfed.scenario rayfed.report.text"
     " rayfed.recording",
+    "rayfed.analysis",
     "rayfed.client rayfed.report rayfed.reproductions rayfed.integrations",
     "rayfed.engine rayfed.pretraining",
     # `rayfed` is the package's own `__init__.py`: the functions that Python users call
@@ -75,15 +75,6 @@ ARROWS = {
     # a defence on the server's side is a rule of aggregation; malicious clients meet both
     "rayfed.defences": {"rayfed.aggregation.base", "rayfed.aggregation.fedavg", "rayfed.aggregation.noisy_sum"},
     "rayfed.poisoning": {"rayfed.aggregation.weighted_sum", "rayfed.defences.base"},
-    "rayfed.report.text": {"rayfed.evidence.criteria", "rayfed.evidence.findings", "rayfed.evidence.labels"},
-    "rayfed.analysis": {
-        "rayfed.evidence.criteria",
-        "rayfed.evidence.findings",
-        "rayfed.evidence.labels",
-        "rayfed.evidence.rows",
-        "rayfed.report.text.findings",
-        "rayfed.report.text.reasons",
-    },
     # other frameworks' clients have defences, too
     "rayfed.integrations": {"rayfed.client.defending"},
     # an update is looked over as it is recorded

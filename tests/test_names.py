@@ -11,7 +11,7 @@ from rayfed.analysis.gate import Bound, Played
 from rayfed.analysis.outcomes import with_references
 from rayfed.analysis.recommend import bound, recommend
 from rayfed.analysis.settings import settings as grouped
-from rayfed.analysis.verdicts import verdicts
+from rayfed.analysis.verdicts import collect_evidence
 from tests.result_fixtures import attacked
 
 ARMS: dict[str, Any] = {
@@ -62,7 +62,7 @@ def results(
     scenario = {"arms": arms, "attacks": attacks, "metrics": {"names": ["psnr", "label_accuracy"]}}
     renamed = [row | {"arm": names[row["arm"]], "attack": titles[row["attack"]], "family": family} for row in rows]
     back = {name: arm for arm, name in names.items()}
-    found = verdicts(scenario, renamed, [])
+    found = collect_evidence(scenario, renamed, []).verdicts
     states = [(back[one.arm], one.state, sorted(one.reasons), one.labels_by_chance) for one in found]
     checks = Played(scenario, renamed, []).checks(BOUNDS, list(arms))
     gates = [(back[one.arm], one.batch, one.bound.name, one.state, one.value, one.reached) for one in checks]

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from rayfed.analysis.audit import Method
 from rayfed.engine import replaying
 from rayfed.errors import UserError
+from rayfed.evidence.methods import Method
 from rayfed.integrations.nvflare import RecordingFilter
 from rayfed.recording import Recording
 from tests import nvflare_client as task

@@ -63,7 +63,7 @@ def test_a_record_of_which_all_columns_but_one_are_read_is_no_record_that_holds(
     [finding] = findings(read, criterion)
     assert (finding.state, finding.leaked) == ("leaks", 0)
     assert finding.part is not None
-    assert finding.part.found == pytest.approx(6 / 7)
+    assert finding.part.recovered == pytest.approx(6 / 7)
     assert {name for name, *_ in finding.part.columns} == {f"c{place}" for place in range(6)}
 
 
@@ -128,7 +128,7 @@ def test_no_unread_samples_and_no_other_rounds_hide_one_that_is_read() -> None:
     for others in ([], nothing, rounds):
         part = beyond_chance([one, *others])
         assert part is not None
-        assert (part.samples, part.found) == (1, 0.85)
+        assert (part.samples, part.recovered) == (1, 0.85)
 
 
 def test_one_column_that_is_read_in_all_records_is_named() -> None:
@@ -277,8 +277,8 @@ def test_an_image_of_which_a_part_is_read_leaks_in_part(which: str, fill: float 
     assert finding.part is not None
     assert finding.part.samples == 2
     share = float(seen.double().mean())
-    assert finding.part.found == pytest.approx(share, abs=0.1)
-    assert finding.part.guessed < finding.part.found
+    assert finding.part.recovered == pytest.approx(share, abs=0.1)
+    assert finding.part.baseline < finding.part.recovered
     assert finding.state == "leaks"
 
 

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rayfed import record
-from rayfed.analysis.audit import Method
 from rayfed.arrays import by_name
 from rayfed.engine import replaying
 from rayfed.errors import UserError
+from rayfed.evidence.methods import Method
 from rayfed.integrations.flower import _in_order
 from rayfed.integrations.nvflare import _moved
 from rayfed.integrations.watch import Watch

@@ -20,11 +20,11 @@ from torch.nn import functional as F
 from typer.testing import CliRunner
 
 from rayfed import record
-from rayfed.analysis.audit import Method
 from rayfed.cli import app
 from rayfed.cli import replay as commands
 from rayfed.engine import replaying
 from rayfed.errors import DataError, UserError
+from rayfed.evidence.methods import Method
 from rayfed.metrics.images import psnr
 from rayfed.reasons import Reason
 from rayfed.recording import Recording

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from rayfed.analysis import formats, summary
 from rayfed.analysis.outcomes import outcomes
-from rayfed.analysis.verdicts import verdicts
+from rayfed.analysis.verdicts import collect_evidence
 from rayfed.errors import RunError
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.report import plots, words
@@ -221,7 +221,7 @@ def test_the_verdicts_are_a_row_for_each_arm_with_its_cost_and_its_guarantee(run
     scenario, attacks = run.scenario(), run.read_table("attacks").to_pylist()
     arms = summary.arms(list(ARMS), scenario, run.read_table("rounds").to_pylist(), [])
     privacy = [{"arm": "gaussian", **PRIVATE}, {"arm": "prune", "epsilon": None, "note": "no mechanism"}]
-    found = verdict_table(scenario, attacks, verdicts(scenario, attacks, []), arms, privacy, "untrained weights")
+    found = verdict_table(collect_evidence(scenario, attacks, []), arms, privacy, "untrained weights")
     cells = {row.arm: dict(zip(found.headings, row.cells, strict=True)) for row in found.rows}
     assert {arm: own["Verdict"] for arm, own in cells.items()} == dict.fromkeys(ARMS, "LEAKS")
     assert {arm: own["Epsilon"] for arm, own in cells.items()} == {
@@ -238,7 +238,7 @@ def test_the_verdicts_are_a_row_for_each_arm_with_its_cost_and_its_guarantee(run
 def test_an_arm_with_several_batch_sizes_is_one_row(run: RunFolder) -> None:
     rows = [attacked("none", "dlg", psnr=psnr, batch_size=size, distortion=0.5) for size, psnr in ((1, 30.0), (4, 5.0))]
     scenario = {"arms": {"none": []}}
-    found = verdict_table(scenario, rows, verdicts(scenario, rows, []), [], [], "untrained weights")
+    found = verdict_table(collect_evidence(scenario, rows, []), [], [], "untrained weights")
     [row] = found.rows
     cells = dict(zip(found.headings, row.cells, strict=True))
     assert cells["Images reconstructed"] == "1 of 1 at batch size 1, 0 of 1 at batch size 4"
@@ -250,7 +250,7 @@ def test_an_arm_with_several_batch_sizes_is_one_row(run: RunFolder) -> None:
 def test_arms_that_were_not_attacked_share_a_reason(run: RunFolder) -> None:
     scenario = {"arms": {"none": [], "a": ["prune"], "b": ["prune"]}}
     rows = [attacked("none", "dlg", psnr=30.0, distortion=None)]
-    found = verdict_table(scenario, rows, verdicts(scenario, rows, []), [], [], "untrained weights")
+    found = verdict_table(collect_evidence(scenario, rows, []), [], [], "untrained weights")
     assert [row.state for row in found.rows] == ["leaks", "not measured", "not measured"]
     assert sum(line.startswith("a, b: ") for line in found.reasons) == 1
 

@@ -149,15 +149,19 @@ SAMPLES: dict[pa.DataType, Any] = {
     pa.float64(): 0.25,
     pa.binary(): b"\x89PNG",
     pa.bool_(): True,
-    pa.list_(pa.string()): ["a", "b"],
-    pa.list_(pa.bool_()): [True, False],
-    TABLES["attacks"].field("columns").type: [{"name": "age", "found": True, "guess": 0.5}],
-    TABLES["inferences"].field("scores").type: [{"kind": "member", "sample": 3, "score": 0.5, "control": 0.5}],
 }
 
 
+def sample_of_type(type: pa.DataType) -> Any:
+    if type in SAMPLES:
+        return SAMPLES[type]
+    if pa.types.is_list(type):
+        return [sample_of_type(type.value_type)]
+    return {field.name: sample_of_type(field.type) for field in type}
+
+
 def full_row(table: str, **changes: Any) -> dict[str, Any]:
-    return {field.name: SAMPLES[field.type] for field in TABLES[table]} | changes
+    return {field.name: sample_of_type(field.type) for field in TABLES[table]} | changes
 
 
 @pytest.mark.parametrize("table", TABLES)

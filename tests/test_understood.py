@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor
 
 from benchmarks.planted_defences import OnUpdate
-from rayfed.analysis.verdicts import run_findings, verdicts
+from rayfed.analysis.verdicts import collect_evidence, run_findings
 from rayfed.attacks.base import Reconstruction
 from rayfed.attacks.fit import judged, with_fit
 from rayfed.attacks.undone import noted, undone
@@ -19,10 +19,11 @@ from rayfed.client.grants import understood
 from rayfed.client.grants.understood import Answer, Rehearsal
 from rayfed.defences.base import Batch, DataMethod, Defence, Task
 from rayfed.evidence.criteria import Criterion
-from rayfed.evidence.findings import GRADIENT_FIT_TOL, State, findings
+from rayfed.evidence.findings import GRADIENT_FIT_TOL, findings
 from rayfed.gradients import flatten, unflatten
 from rayfed.reasons import Reason
 from rayfed.registry import component
+from rayfed.store.finding import State
 from rayfed.update import Named
 from tests.attack_fixtures import digit, observe
 from tests.result_fixtures import attacked
@@ -593,7 +594,7 @@ def test_the_reason_why_nobody_read_a_defence_is_the_true_one() -> None:
             *(attacked("bare", "dlg, told", i, psnr=informed_bare, **told) for i in (0, 1)),
             *informed,
         ]
-        [_, verdict] = verdicts(scenario, rows, [])
+        [_, verdict] = collect_evidence(scenario, rows, []).verdicts
         return verdict.state, set(verdict.reasons)
 
     both = [attacked("noise", "dlg, told", i, psnr=8.0, **told) for i in (0, 1)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,13 @@ from rayfed.analysis.outcomes import outcomes, with_verdicts
 from rayfed.analysis.summary import ArmSummary
 from rayfed.analysis.verdicts import (
     closest,
+    collect_evidence,
     criterion_of,
     headline,
     next_step,
-    verdicts,
-    verdicts_table,
+    read_evidence,
+    write_verdicts,
 )
-from rayfed.evidence.criteria import Missing
 from rayfed.metrics.roc import Estimate
 from rayfed.reasons import Reason
 from rayfed.report import words
@@ -35,8 +36,10 @@ from rayfed.report.results_text import STATES
 from rayfed.report.run import write_report
 from rayfed.report.statement import Statement
 from rayfed.report.terminal_run import RunView
+from rayfed.store.finding import Finding, Missing, State
 from rayfed.store.images import encode_png
 from rayfed.store.schemas import UNPLAYED, WANT_OF_TIME
+from rayfed.store.typed import rows_from, table_from
 from rayfed.update import Masked
 from tests.report_fixtures import Page
 from tests.result_fixtures import attacked, small_run
@@ -60,7 +63,7 @@ def arms_of(*names: str) -> list[ArmSummary]:
 
 
 def of(*rows: dict[str, Any], scenario: dict[str, Any] = SCENARIO, **more: Any) -> dict[str, Any]:
-    return {verdict.arm: verdict for verdict in verdicts(scenario, rows, [], **more)}
+    return {verdict.arm: verdict for verdict in collect_evidence(scenario, rows, [], **more).verdicts}
 
 
 def test_a_state_for_each_arm_of_any_run() -> None:
@@ -72,17 +75,37 @@ def test_a_state_for_each_arm_of_any_run() -> None:
     assert of(row("bare", 30.0))["noise"].state == "not measured"
 
 
-def test_the_table_has_the_figures_of_the_sentences() -> None:
+def test_the_table_of_verdicts() -> None:
     rows = [row("bare", 30.0), row("bare", 20.0, batch_size=4, label_accuracy=None), row("noise", 9.0)]
-    bare, larger, noise, masks = verdicts_table(SCENARIO, rows, list(ARMS), True).to_pylist()
+    evidence = collect_evidence(SCENARIO, rows, [])
+    table = table_from(evidence.rows, Finding)
+    assert rows_from(table, Finding) == evidence.rows
+    bare, larger, noise, masks = table.to_pylist()
     assert [bare[name] for name in ("arm", "batch_size", "verdict", "metric")] == ["bare", 2, "leaks", "psnr"]
-    assert [bare[name] for name in ("max_similarity", "above_baseline", "attack")] == [30.0, 18.0, "dlg, adaptive"]
-    assert [bare[name] for name in ("leaked", "samples", "labels", "labels_baseline")] == [1, 1, 1.0, 1.0]
-    assert (larger["batch_size"], larger["labels"], larger["labels_baseline"]) == (4, None, None)
+    assert [bare[name] for name in ("max_similarity", "above_baseline", "attack")] == [30.0, 18.0, "dlg"]
+    assert bare["knowledge"] == ["defence", "code"]
+    assert [bare[name] for name in ("leaked", "samples", "labels_share", "labels_commonest")] == [1, 1, 1.0, 1.0]
+    assert (larger["batch_size"], larger["labels_share"], larger["labels_commonest"]) == (4, None, None)
     assert (noise["verdict"], noise["above_baseline"], bare["reason"]) == ("not reconstructed", -3.0, None)
-    assert {name for name, value in masks.items() if value is not None} == {"arm", "verdict", "reason"}
-    [unfinished] = verdicts_table(SCENARIO, [], ["bare"], False).to_pylist()
-    assert "not finished" in unfinished["reason"]
+    assert (masks["verdict"], masks["batch_size"], masks["reason"]) == (
+        "not measured",
+        None,
+        "no_reconstruction_attack",
+    )
+    [unfinished] = collect_evidence({"arms": {"bare": []}}, [], [], finished=False).rows
+    assert unfinished.unfinished
+
+
+def test_verdicts_are_computed_once_and_read_from_the_table(tmp_path: Path) -> None:
+    folder = small_run(str(tmp_path), SCENARIO)
+    folder.write_part("attacks", 0, [row("bare", 30.0), row("noise", 9.0)])
+    write_verdicts(folder)
+    known = read_evidence(folder)
+    assert len(folder.read_table("verdicts"))
+    folder.write_part("verdicts", 0, table_from([replace(each, state=State.LEAKS) for each in known.rows], Finding))
+    assert [verdict.state for verdict in read_evidence(folder).verdicts][:2] == [State.LEAKS, State.LEAKS]
+    folder.remove_table("verdicts")
+    assert read_evidence(folder).rows == known.rows
 
 
 def test_a_run_of_texts_of_which_nothing_is_measured_speaks_of_texts() -> None:
@@ -141,7 +164,7 @@ def test_attacks_that_fail_without_a_defence_too_say_nothing_of_it() -> None:
 
 def test_more_iterations_are_advised_if_a_search_did_not_converge() -> None:
     cut = [row("bare", 30.0, fit=0.0), row("noise", 8.0, fit=0.9)]
-    step = next_step(SCENARIO, cut, verdicts(SCENARIO, cut, []))
+    step = next_step(SCENARIO, cut, collect_evidence(SCENARIO, cut, []).verdicts)
     assert step.startswith("Next: give the searches more iterations"), "without a defence something is found"
     assert next_step(SCENARIO, [], []) == ""
 
@@ -185,7 +208,7 @@ def labelled(arm: str, psnr: float, *found: float) -> list[dict[str, Any]]:
 def test_an_arm_whose_labels_are_recovered_says_so_whatever_its_state() -> None:
     scenario: dict[str, Any] = {"arms": {"bare": [], "noise": ARMS["noise"], "prune": ["prune"]}}
     rows = [*labelled("bare", 30.0, 1, 1), *labelled("noise", 9.0, 1, 1), *labelled("prune", 9.0, 0, 1)]
-    told = {verdict.arm: verdict for verdict in verdicts(scenario, rows, [])}
+    told = {verdict.arm: verdict for verdict in collect_evidence(scenario, rows, []).verdicts}
     assert {arm: bool(verdict.labels) for arm, verdict in told.items()} == {"bare": True, "noise": True, "prune": False}
     assert told["noise"].labels_by_chance
     assert "noise" in headline(scenario, list(told.values()))[-1]
@@ -196,10 +219,16 @@ def test_what_was_planned_to_be_left_out_and_played_after_all_is_no_next_step() 
     scenario = {**SCENARIO, "arms": {"bare": [], "noise": ARMS["noise"]}}
 
     def step(rows: list[dict[str, Any]]) -> str:
-        return next_step(scenario, rows, verdicts(scenario, rows, []), "about --minutes 9 in all")
+        return next_step(scenario, rows, collect_evidence(scenario, rows, []).verdicts, "about --minutes 9 in all")
 
     assert "left out" not in step(both)
-    next_step(scenario, both, verdicts(scenario, both, []), "about --minutes 9", "1 of 4 samples were attacked")
+    next_step(
+        scenario,
+        both,
+        collect_evidence(scenario, both, []).verdicts,
+        "about --minutes 9",
+        "1 of 4 samples were attacked",
+    )
     late = row("noise", None, "tag", status=UNPLAYED, message=WANT_OF_TIME)
     assert step([row("bare", 30.0), row("noise", 30.0), late]).startswith("Next: every arm leaks"), "as more time would"
 
@@ -209,22 +238,23 @@ def test_the_next_step_for_a_near_reconstruction_is_to_look_at_it() -> None:
     like = row("noise", 20.0, above_baseline=3.0, identified=0.0)
     for bare, shown in ((30.0, True), (9.0, False)):
         rows = [row("bare", bare), like]
-        assert ("output.images" in next_step(SCENARIO, rows, verdicts(SCENARIO, rows, []))) == shown
+        assert ("output.images" in next_step(SCENARIO, rows, collect_evidence(SCENARIO, rows, []).verdicts)) == shown
 
 
 def test_the_next_step_attacks_for_longer_what_was_not_reconstructed() -> None:
     arms = {"bare": [], "noise": ARMS["noise"]}
     scenario = SCENARIO | {"arms": arms, "attacks": [{"name": "analytic"}, {"name": "dlg", "iterations": 300}]}
     rows = [row("bare", 30.0), row("noise", 9.0)]
-    step = next_step(scenario, rows, verdicts(scenario, rows, []), run="runs/x")
+    step = next_step(scenario, rows, collect_evidence(scenario, rows, []).verdicts, run="runs/x")
     assert step.endswith("rayfed launch runs/x/scenario.yaml --set attacks.1.iterations=1200")
 
 
 def test_targets_read_off_nearer_than_the_median_are_told_as_labels_are() -> None:
     sought = {"label_accuracy": None, "target_baseline": 0.5}
     rows = [row("bare", 30.0), row("noise", 9.0, target_error=0.1, **sought)]
-    assert [verdict.targets_beyond for verdict in verdicts(SCENARIO, rows, [])] == [False, True, False]
-    none = verdicts(SCENARIO, [row("bare", 30.0), row("noise", 9.0, target_error=0.6, **sought)], [])
+    assert [verdict.targets_beyond for verdict in collect_evidence(SCENARIO, rows, []).verdicts] == [False, True, False]
+    rows = [row("bare", 30.0), row("noise", 9.0, target_error=0.6, **sought)]
+    none = collect_evidence(SCENARIO, rows, []).verdicts
     assert not any("Labels were" in line for line in headline(SCENARIO, none))
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rayfed import registry
 from rayfed.documents import dump_yaml
 from rayfed.evidence.criteria import Criterion
+from rayfed.evidence.methods import METHODS, Method
 from rayfed.metrics.known import leading
 from rayfed.report.text.reasons import ATTACKERS
 
@@ -34,51 +35,8 @@ DEFENCES: Defences = {
 """Default defences by arm: one of each kind, then stronger and weaker ones if there is time."""
 
 
-@dataclass(frozen=True)
-class Method:
-    """Attack that the audit runs, with the attack's cost and limits."""
-
-    name: str
-    evaluations: int = 0
-    """Evaluations of the objective per iteration; 0 for a closed form."""
-    largest: int | None = None
-    """Maximum batch size: on larger batches the attack takes the most time and reconstructs nothing."""
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    share: float = 1.0
-    """Weight of a search when time is divided among several."""
-
-    def takes(self, modality: Modality, batch: int) -> bool:
-        """Return whether the attack runs on batches of `batch` samples of a modality."""
-        from rayfed.samples import taken  # imports PyTorch, which readers of tables do not need
-
-        works = modality in taken("attacks", registry.find("attacks", self.name))
-        return works and (self.largest is None or batch <= self.largest)
-
-
-METHODS = (
-    Method("analytic"),
-    Method("spear"),
-    Method("peel"),
-    Method("april"),
-    Method("buffers"),  # reads buffers, which no defence of the update changes
-    Method("columns"),
-    Method("entries"),
-    Method("embedding_rows"),
-    Method("dager"),
-    Method("inverting_gradients", evaluations=1),
-    Method("idlg", evaluations=20, largest=4, parameters={"restarts": 1}, share=0.25),  # succeeds early or not at all
-    Method("tag", evaluations=1),
-)
-"""All attacks of the audit, closed forms first."""
-
-CLOSED_FORMS = frozenset(method.name for method in METHODS if not method.evaluations)
-"""Attacks that may find that no sample fits the update. Their status is then 'diverged'."""
-
 TWINS = {name: knowledge for knowledge, name in ATTACKERS.items()}
 """Knowledge granted to each attacker, by name."""
-FEWEST, USEFUL, MOST = 40, 100, 24_000
-"""Evaluations of a search: the minimum with any budget, the minimum if there is time for them on two arms, and the
-maximum."""
 
 
 @dataclass(frozen=True)

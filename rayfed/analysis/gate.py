@@ -17,15 +17,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from rayfed import reasons
 from rayfed.analysis.formats import duration
 from rayfed.analysis.membership import RATES, Roc, roc, stated
-from rayfed.analysis.summary import arm_names, arm_spec, knowledge_of, recorded, undefended
-from rayfed.analysis.unanswered import closed_forms, unanswered
+from rayfed.analysis.unanswered import unanswered
 from rayfed.analysis.verdicts import NOTHING_REBUILT, UNFINISHED, criterion_of, run_findings
 from rayfed.errors import UserError, nearest
-from rayfed.evidence.criteria import Criterion, Missing
-from rayfed.evidence.findings import Finding
-from rayfed.evidence.findings import State as FindingState
+from rayfed.evidence.criteria import Criterion
 from rayfed.evidence.labels import LUCK, named
 from rayfed.evidence.rows import Knowledge, Row, code_given, label_of, labels_given, measured
+from rayfed.evidence.scenario import arm_names, arm_spec, closed_forms, knowledge_of, recorded, undefended
 from rayfed.metrics.base import Metric
 from rayfed.metrics.known import METRICS, NOUNS, leading, metrics_of, modality_by
 from rayfed.metrics.measures import JUDGED
@@ -34,6 +32,8 @@ from rayfed.metrics.top import TOP_1
 from rayfed.reasons import Reason
 from rayfed.report.text.findings import labels_beyond_text, part_text
 from rayfed.report.text.reasons import REASONS, attack_text, doubt_text, no_results_text, not_run_text, overtaken_text
+from rayfed.store.finding import Finding, Missing
+from rayfed.store.finding import State as FindingState
 from rayfed.store.schemas import ANSWERED, WANT_OF_TIME
 
 if TYPE_CHECKING:
@@ -611,7 +611,7 @@ def _guessed(found: Finding, bound: Bound) -> str:
     """Return the share of labels that the best guess recovers; empty for bounds on other metrics."""
     if not bound.of_labels or not found.labels:
         return ""
-    return f"best guess: {100 * found.labels.guesses.best:.0f} % of {found.samples} labels"
+    return f"best guess: {100 * found.labels.best_guess:.0f} % of {found.samples} labels"
 
 
 def _check(found: Finding, bound: Bound, bare: bool) -> Check:
@@ -632,7 +632,7 @@ def _judged(found: Finding, bound: Bound, bare: bool, exceeds: bool) -> tuple[St
         gaps = _gaps_of(found, bound)
         return "not measured", gaps or "an attack that exceeds the bound without a defence has no result here"
     if exceeds and bound.of_labels:
-        guessed = found.labels is not None and found.labels.guesses.best >= bound.limit
+        guessed = found.labels is not None and found.labels.best_guess >= bound.limit
         return "inconclusive", "a guess recovers as many labels" if guessed else BY_LUCK
     if found.state == FindingState.INCONCLUSIVE:
         return "inconclusive", doubt_text(found.doubt) if found.doubt else _too_weak(bound, exceeds)

@@ -12,26 +12,26 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from rayfed.analysis import idle, outcomes, paired, pareto, settings, success, summary, twins, victims
+from rayfed.analysis import idle, outcomes, paired, pareto, settings, success, twins, victims
 from rayfed.analysis.notebook import html
 from rayfed.analysis.pictures import Picture
 from rayfed.analysis.settings import Setting
 from rayfed.analysis.sweep_folder import SweepFolder, is_sweep
-from rayfed.analysis.unanswered import closed_forms
-from rayfed.analysis.verdicts import Verdict, verdicts, verdicts_table
+from rayfed.analysis.verdicts import VERDICTS, RunEvidence, Verdict, read_evidence
 from rayfed.errors import RunError, nearest
 from rayfed.evidence.rows import Row, measured
+from rayfed.evidence.scenario import arm_names, closed_forms
 from rayfed.store import exits
+from rayfed.store.finding import Finding
 from rayfed.store.folder import RunFolder
 from rayfed.store.schemas import TABLES, image_key
+from rayfed.store.typed import table_from
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 OUTCOMES = "outcomes"
 """Name of the table of outcomes, which runs and sweeps have."""
-VERDICTS = "verdicts"
-"""Name of the table with the verdict on each arm and batch size of a run."""
 SUCCESS = "success_rates"
 """Name of the table of `Results.success_rates` for all measured metrics."""
 PAIRED = "paired"
@@ -157,8 +157,8 @@ class Run(Results):
 
     @property
     def tables(self) -> list[str]:
-        """Return the table names: `outcomes`, `verdicts`, `success_rates`, `paired`, and the run's own tables."""
-        return [OUTCOMES, VERDICTS, SUCCESS, PAIRED, *TABLES]
+        """Return the table names: `outcomes`, `success_rates`, `paired`, and the run's own tables."""
+        return [OUTCOMES, SUCCESS, PAIRED, *TABLES]
 
     def table(self, name: str) -> pa.Table:
         """Return a table as an Arrow table, with 0 rows if the run did not write the table.
@@ -171,10 +171,7 @@ class Run(Results):
         if name == PAIRED:
             return paired.paired_table(self.paired())
         if name == VERDICTS:
-            arms = [one.arm for one in self.verdicts()]
-            return verdicts_table(
-                self.scenario, self.attacks.to_pylist(), arms, self._finished, self.inferences.to_pylist()
-            )
+            return table_from(self.evidence().rows, Finding)
         return (
             outcomes.outcomes_table(outcomes.outcomes(self.folder))
             if name == OUTCOMES
@@ -187,12 +184,12 @@ class Run(Results):
         return "" if exits.over(self.status) or not self.status else settings.UNFINISHED
 
     def verdicts(self) -> list[Verdict]:
-        """Return the verdict on each arm with a sentence, as in the report and the terminal."""
-        return verdicts(self.scenario, self.attacks.to_pylist(), self.inferences.to_pylist(), self._finished)
+        """Return the verdict on each arm, as in the report and the terminal."""
+        return self.evidence().verdicts
 
-    @property
-    def _finished(self) -> bool:
-        return exits.over(self.status)
+    def evidence(self) -> RunEvidence:
+        """Return the results of the attacks with the verdicts."""
+        return read_evidence(self.folder)
 
     def with_intervals(self) -> list[Setting]:
         """Return the settings with intervals over the attacked clients."""
@@ -204,7 +201,7 @@ class Run(Results):
 
     def _victims(self) -> dict[tuple[str, str], dict[int, victims.Victim]]:
         attacks, inferences = self.attacks.to_pylist(), self.inferences.to_pylist()
-        arms, closed = summary.arm_names(self.scenario, attacks, inferences), closed_forms(self.scenario)
+        arms, closed = arm_names(self.scenario, attacks, inferences), closed_forms(self.scenario)
         return victims.victims(attacks, inferences, arms, closed)
 
     def _groups(self) -> list[success.AttackGroup]:

@@ -13,17 +13,19 @@ import pyarrow as pa
 
 from rayfed.analysis import summary
 from rayfed.analysis.settings import INAPPLICABLE, estimate
-from rayfed.analysis.summary import Leak, arm_spec, undefended, warmed_up
-from rayfed.analysis.unanswered import closed_forms, counted
+from rayfed.analysis.summary import Leak, warmed_up
+from rayfed.analysis.unanswered import counted
 from rayfed.analysis.verdicts import criterion_of
 from rayfed.documents import yaml_flow
-from rayfed.evidence.findings import State, explains, findings, worst_state
+from rayfed.evidence.findings import explains, findings, worst_state
 from rayfed.evidence.rows import Row, code_given
+from rayfed.evidence.scenario import arm_and_opponent, arm_names, arm_spec, closed_forms, undefended
 from rayfed.metrics.measures import JUDGED, MEASURES, extreme_of
 from rayfed.metrics.roc import share
 from rayfed.reasons import CHANNELS, Reason
 from rayfed.report.text.reasons import REASONS, doubt_text, no_results_text, not_run_text
 from rayfed.store import exits
+from rayfed.store.finding import State
 from rayfed.store.folder import RunFolder
 from rayfed.store.schemas import OUTCOME_FIELDS, TRIAL_FIELDS, WANT_OF_TIME
 
@@ -37,7 +39,7 @@ def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
     over = exits.over(status)
     names = ("rounds", "attacks", "inferences", "privacy")
     rounds, attacks, inferences, privacy = (folder.read_table(name).to_pylist() for name in names)
-    arms = summary.arm_names(scenario, rounds, attacks, inferences)
+    arms = arm_names(scenario, rounds, attacks, inferences)
     leaks = summary.leaks(attacks, arms, {})
     claims, closed = summary.claims(inferences, arms), closed_forms(scenario)
     by_leak: dict[tuple[str, str], list[Row]] = {}
@@ -311,4 +313,4 @@ def _all_else(scenario: Mapping[str, Any], arm: str) -> str:
     own = {
         key: value for key, value in arm_spec(scenario, arm).items() if key not in ("defences", "protection") and value
     }
-    return repr((own, summary.arm_and_opponent(scenario, arm)[1]))
+    return repr((own, arm_and_opponent(scenario, arm)[1]))

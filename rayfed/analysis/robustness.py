@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from rayfed.analysis.summary import pairs_by_name
 from rayfed.evidence.rows import Row, measured
+from rayfed.evidence.scenario import pairs_by_name
 
 
 @dataclass(frozen=True)

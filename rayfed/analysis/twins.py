@@ -12,8 +12,8 @@ from math import isclose
 from typing import Any
 
 from rayfed.analysis.settings import Setting, of_attacks
-from rayfed.analysis.summary import undefended
 from rayfed.evidence.rows import Knowledge, knowledge_in
+from rayfed.evidence.scenario import undefended
 from rayfed.metrics.measures import JUDGED, MEASURES, extreme_of
 
 _OF_DEFENCES = {Knowledge.DEFENCE, Knowledge.CODE}

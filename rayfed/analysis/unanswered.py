@@ -6,22 +6,14 @@ results are marked in tables and excluded from paired comparisons.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from collections.abc import Collection, Iterable
 
-from rayfed.analysis.audit import CLOSED_FORMS
 from rayfed.evidence.rows import Row
 
 BROKEN = "‡"
 """Mark of a value that includes attacks that diverged or failed."""
 MEANING = f"{BROKEN}: the attack diverged or failed on some updates, so the value is no evidence for the defence"
 """Explanation of the mark; the settings and counts follow it."""
-
-
-def closed_forms(scenario: Mapping[str, Any]) -> frozenset[str]:
-    """Return the titles of a scenario's closed-form attacks, for which 'diverged' is a valid result."""
-    attacks = [one for one in scenario.get("attacks") or [] if isinstance(one, Mapping)]
-    return frozenset(str(one.get("label") or one["name"]) for one in attacks if one["name"] in CLOSED_FORMS)
 
 
 def unanswered(row: Row, closed: Collection[str]) -> bool:

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
-from rayfed import registry
-from rayfed.analysis.audit import FEWEST, METHODS
-from rayfed.analysis.membership import area, in_words, stated, untold
-from rayfed.analysis.summary import Claim, arm_names, arm_spec, claims, recorded, undefended
-from rayfed.analysis.unanswered import closed_forms
+from rayfed.analysis.membership import untold
+from rayfed.analysis.summary import Claim, claims
 from rayfed.evidence.criteria import Criterion, modality_of
-from rayfed.evidence.findings import Doubt, Finding, State, cells_without_adaptive_attack, findings, worst_state
+from rayfed.evidence.findings import cells_without_adaptive_attack, findings, worst_state
 from rayfed.evidence.rows import Row
+from rayfed.evidence.scenario import arm_names, arm_spec, closed_forms, has_own, recorded, short_searches, undefended
 from rayfed.metrics.known import NOUNS, leading, modality_by
 from rayfed.reasons import NEAR, Reason
 from rayfed.report.text.findings import labels_beyond_text
-from rayfed.report.text.reasons import attack_text, doubt_text, no_results_text, not_run_text, pending_text
-from rayfed.store.folder import SCENARIO
+from rayfed.report.text.reasons import REASONS
+from rayfed.store import exits
+from rayfed.store.finding import Doubt, Finding, State
+from rayfed.store.folder import SCENARIO, RunFolder
 from rayfed.store.schemas import UNPLAYED
+from rayfed.store.typed import rows_from, table_from
 
 if TYPE_CHECKING:
     from rayfed.samples import Modality
 
+VERDICTS = "verdicts"
+"""Name of the table with the verdict on each arm and batch size."""
 MOST = 10
 """Maximum number of arms that a line names."""
 
@@ -142,119 +144,81 @@ def _with_adaptive_attacks(scenario: Mapping[str, Any], finding: Finding, reason
     return replace(finding, code_of_user=True) if held and has_own(scenario, finding.arm) else finding
 
 
-def has_own(scenario: Mapping[str, Any], arm: str) -> bool:
-    """Return whether an arm has a defence that the user wrote, which is not part of rayfed."""
-    specs = arm_spec(scenario, arm).get("defences") or []
-    names = [str(spec["name"] if isinstance(spec, Mapping) else spec) for spec in specs]
-    known = registry.table("defences")
-    return not all(known.get(name, name).startswith("rayfed.") for name in names)
-
-
-NOTHING_REBUILT = "no attack that reconstructs samples was run"
+NOTHING_REBUILT = REASONS[Reason.NO_RECONSTRUCTION_ATTACK]
 UNFINISHED = "the run is not finished, and no attack that reconstructs samples is done"
 """Why an arm without rows of attacks is not measured, in a finished and in an unfinished run."""
 
 
-def verdicts(
+@dataclass(frozen=True)
+class RunEvidence:
+    """Results of the attacks of a run, with the verdict on each arm."""
+
+    scenario: Mapping[str, Any]
+    attacks: Sequence[Row]
+    inferences: Sequence[Row]
+    finished: bool
+    rows: Sequence[Finding]
+    """Rows of the table `verdicts`."""
+
+    @property
+    def findings(self) -> list[Finding]:
+        """Return the findings on arms that attacks tried to reconstruct samples of."""
+        return [row for row in self.rows if row.batch is not None]
+
+    @cached_property
+    def criterion(self) -> Criterion:
+        """Return the criterion of a leak."""
+        return criterion_of(self.scenario, self.attacks)
+
+    @cached_property
+    def verdicts(self) -> list[Verdict]:
+        """Return the verdict on each arm, in the order of the table."""
+        return [self._verdict(arm) for arm in dict.fromkeys(row.arm for row in self.rows)]
+
+    def _verdict(self, arm: str) -> Verdict:
+        found = tuple(each for each in self.findings if each.arm == arm)
+        attacks = [row for row in self.attacks if row["arm"] == arm]
+        of_parts = {each.part.attack for each in found if each.part}
+        if not any(each.leaked for each in found):
+            attacks = [row for row in attacks if row["attack"] in of_parts] or attacks
+        claims = tuple(claim for claim in self._claims if claim.arm == arm)
+        return Verdict(arm, worst_state(found), found, closest(attacks, self.criterion), claims, self.finished)
+
+    @cached_property
+    def _claims(self) -> list[Claim]:
+        return claims(self.inferences, arm_names(self.scenario, self.inferences))
+
+
+def collect_evidence(
     scenario: Mapping[str, Any], attacks: Sequence[Row], inferences: Sequence[Row], finished: bool = True
-) -> list[Verdict]:
-    """Return a verdict on every arm; for an unfinished run, verdicts on leaks only."""
-    found, criterion = run_findings(scenario, attacks, finished), criterion_of(scenario, attacks)
-    inferred = claims(inferences, arm_names(scenario, inferences))
-    return [
-        _verdict(
-            arm,
-            tuple(one for one in found if one.arm == arm),
-            [row for row in attacks if row["arm"] == arm],
-            tuple(claim for claim in inferred if claim.arm == arm),
-            criterion,
-            finished,
-        )
-        for arm in arm_names(scenario, attacks, inferences)
-    ]
-
-
-def _verdict(
-    arm: str,
-    found: tuple[Finding, ...],
-    attacks: Sequence[Row],
-    inferred: tuple[Claim, ...],
-    criterion: Criterion,
-    finished: bool,
-) -> Verdict:
-    """Return the verdict on one arm from its findings, rows of `attacks` and inferences."""
-    parts = {one.part.attack for one in found if one.part} if not any(one.leaked for one in found) else set()
-    rows = [row for row in attacks if row["attack"] in parts] or attacks
-    return Verdict(arm, worst_state(found), found, closest(rows, criterion), inferred, finished)
-
-
-COLUMNS = pa.schema(
-    [
-        ("arm", pa.string()),
-        ("batch_size", pa.int64()),  # null if no reconstruction attack was run
-        ("verdict", pa.string()),  # one of `State`
-        ("metric", pa.string()),
-        ("max_similarity", pa.float64()),  # maximum of the metric, among leaks if there are any
-        ("above_baseline", pa.float64()),  # of that reconstruction, as in the table `attacks`
-        ("attack", pa.string()),  # attack of that reconstruction with its attacker, without batch size
-        ("leaked", pa.int64()),
-        ("samples", pa.int64()),
-        ("parts_recovered", pa.float64()),  # share of columns or tokens recovered; null if it may be due to chance
-        ("parts_baseline", pa.float64()),
-        ("labels", pa.float64()),  # share recovered by the best attack that was not given the labels
-        ("labels_baseline", pa.float64()),  # share recovered by the best of three guesses
-        ("labels_by_chance", pa.bool_()),  # whether the share may be due to chance, as the best of many attempts
-        ("reason", pa.string()),  # reason of an inconclusive or unmeasured verdict
-    ]
-)
-"""Columns of the table of verdicts, a row for each arm and batch size."""
-
-
-def verdicts_table(
-    scenario: Mapping[str, Any],
-    attacks: Sequence[Row],
-    arms: Sequence[str],
-    finished: bool,
-    inferences: Sequence[Row] = (),
-) -> pa.Table:
-    """Return the verdicts on the given arms as a table (`COLUMNS`), one row for each arm and batch size."""
-    metric = leading(_form(scenario, attacks)).name
+) -> RunEvidence:
+    """Compute the verdicts on all arms from the tables of results; for an unfinished run, verdicts on leaks only."""
     found = run_findings(scenario, attacks, finished)
-    rows = [
-        {
-            "arm": one.arm,
-            "batch_size": one.batch,
-            "verdict": one.state,
-            "metric": metric,
-            "max_similarity": one.best,
-            "above_baseline": one.gain,
-            "attack": attack_text(one.by) or None,
-            "leaked": one.leaked,
-            "samples": one.samples,
-            "parts_recovered": one.part.found if one.part else None,
-            "parts_baseline": one.part.guessed if one.part else None,
-            "labels": one.labels.share if one.labels else None,
-            "labels_baseline": (one.labels.guesses.best or None) if one.labels else None,
-            "labels_by_chance": one.labels.lucky if one.labels else None,
-            "reason": reason_text(one) or None,
-        }
-        for arm in arms
-        for one in found
-        if one.arm == arm
-    ]
-    silent = [arm for arm in arms if arm not in {one.arm for one in found}]
-    why = NOTHING_REBUILT if finished else UNFINISHED
-    told = {arm: [claimed(one) for one in claims(inferences, arms) if one.arm == arm] for arm in silent if finished}
-    rows += [{"arm": arm, "verdict": "not measured", "reason": "; ".join([why, *told.get(arm, [])])} for arm in silent]
-    return pa.Table.from_pylist(sorted(rows, key=lambda row: arms.index(str(row["arm"]))), COLUMNS)
+    rows: list[Finding] = []
+    for arm in arm_names(scenario, attacks, inferences):
+        rows += [each for each in found if each.arm == arm] or [_unattacked(arm, finished)]
+    return RunEvidence(scenario, attacks, inferences, finished, rows)
 
 
-def reason_text(finding: Finding) -> str:
-    """Return all reasons why a finding does not decide, and why attacks have no result; empty if there are none."""
-    parts = [doubt_text(finding.doubt)] if finding.doubt else []
-    parts += [pending_text(one) for one in finding.pending_attacks]
-    parts += [not_run_text(one) for one in finding.not_run]
-    return "; ".join([*parts, *no_results_text(finding)])
+def _unattacked(arm: str, finished: bool) -> Finding:
+    return Finding(arm, state=State.NOT_MEASURED, doubt=Doubt(Reason.NO_RECONSTRUCTION_ATTACK), unfinished=not finished)
+
+
+def read_evidence(folder: RunFolder) -> RunEvidence:
+    """Read the verdicts of a run; compute them for an older run and for a run that has not ended."""
+    scenario, finished = folder.scenario(), exits.over(exits.status(folder))
+    attacks, inferences = (folder.read_table(name).to_pylist() for name in ("attacks", "inferences"))
+    stored = folder.read_table(VERDICTS)
+    if len(stored):
+        return RunEvidence(scenario, attacks, inferences, finished, rows_from(stored, Finding))
+    return collect_evidence(scenario, attacks, inferences, finished)
+
+
+def write_verdicts(folder: RunFolder) -> None:
+    """Compute the verdicts of a run that has ended and write the table `verdicts`."""
+    folder.remove_table(VERDICTS)
+    rows = read_evidence(folder).rows
+    folder.write_part(VERDICTS, 0, table_from(rows, Finding))
 
 
 def headline(scenario: Mapping[str, Any], told: Sequence[Verdict]) -> list[str]:
@@ -442,20 +406,6 @@ def rates(told: Sequence[Verdict]) -> str:
     )
 
 
-def claimed(claim: Claim) -> str:
-    """Return a sentence on the result of an inference attack (without reconstructions), compared with chance."""
-    failures = "".join(f"; {status}: {message}" for status, message in claim.failures)
-    if claim.roc:
-        control = f"control without the update {area(claim.roc.control)}" if claim.roc.control else "no control"
-        rates = [stated(claim.roc, rate) for rate, share in claim.roc.true_positives.items() if share]
-        told = ", ".join([f"pooled AUC {area(claim.roc.auc)}", control, *rates])
-        return f"{claim.attack} on {claim.roc.members} members: {in_words(claim.roc)}: {told}{failures}"
-    if not claim.value or not claim.chance:
-        return f"{claim.attack}: nothing inferred{failures}"
-    metric = claim.metric.replace("_", " ")
-    return f"{claim.attack}: {metric} {claim.value.mean:.2f} (chance {claim.chance.mean:.2f}){failures}"
-
-
 def _most(mine: Sequence[Claim]) -> str:
     """Return the maximum result of each kind of inference on an arm, such as `AUC 0.648`."""
     found: dict[str, str] = {}
@@ -470,14 +420,3 @@ def _most(mine: Sequence[Claim]) -> str:
 def _shown(claim: Claim) -> float:
     """Return the figure that represents a claim: the pooled AUC of scores, otherwise the mean."""
     return claim.roc.auc.value if claim.roc else claim.value.mean if claim.value else 0.0
-
-
-def short_searches(scenario: Mapping[str, Any]) -> list[str]:
-    """Return the titles of searches that ran at most `FEWEST` evaluations."""
-    evaluations = {method.name: method.evaluations for method in METHODS if method.evaluations}
-    return [
-        str(attack.get("label") or attack["name"])
-        for attack in scenario.get("attacks") or []
-        if isinstance(attack, Mapping) and attack.get("name") in evaluations
-        if attack.get("iterations", FEWEST + 1) * evaluations[attack["name"]] <= FEWEST
-    ]

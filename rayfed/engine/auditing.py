@@ -10,7 +10,7 @@ from time import monotonic, process_time
 from typing import Any, NamedTuple
 
 from rayfed import scenario as scenarios
-from rayfed.analysis.audit import DEFENCES, FEWEST, TWINS, UNDEFENDED, Plan, called, title
+from rayfed.analysis.audit import DEFENCES, TWINS, UNDEFENDED, Plan, called, title
 from rayfed.analysis.formats import duration
 from rayfed.documents import load_yaml
 from rayfed.engine.attacking import Allowance, Spare
@@ -34,6 +34,7 @@ from rayfed.engine.rehearsing import Pace, Rehearsal, Trial
 from rayfed.engine.tables import RoundTables
 from rayfed.errors import ClientError, UserError
 from rayfed.evidence.criteria import Criterion
+from rayfed.evidence.methods import FEWEST
 from rayfed.metrics.known import NOUNS
 from rayfed.models.describe import described
 from rayfed.scenario import Scenario

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import floor, inf, log10
 
-from rayfed.analysis.audit import FEWEST, METHODS, MOST, TWINS, UNDEFENDED, USEFUL, Method, Plan, title
+from rayfed.analysis.audit import TWINS, UNDEFENDED, Plan, title
 from rayfed.engine.attacking import want_of_time
 from rayfed.engine.rehearsing import TIMED, Pace, Trial
+from rayfed.evidence.methods import FEWEST, METHODS, MOST, USEFUL, Method
 from rayfed.scenario import AttackSpec
 from rayfed.store.schemas import UNPLAYED
 

@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from rayfed.analysis.summary import arm_spec
-from rayfed.analysis.verdicts import has_own, run_findings
+from rayfed.analysis.verdicts import run_findings
 from rayfed.attacks.base import InferenceAttack
 from rayfed.attacks.undone import Unused, unused
 from rayfed.client import plan
@@ -25,10 +24,11 @@ from rayfed.client.visit import ClientVisit
 from rayfed.engine.inputs import Inputs
 from rayfed.errors import UserError
 from rayfed.evidence.criteria import Criterion
-from rayfed.evidence.findings import Doubt, State
+from rayfed.evidence.scenario import arm_spec, has_own
 from rayfed.reasons import NOT_ADAPTIVE, OF_CODE, Reason
 from rayfed.report.text.reasons import doubt_text
 from rayfed.scenario import AttackSpec, Scenario
+from rayfed.store.finding import Doubt, State
 
 UnusedCode = Mapping[tuple[str, str], Unused]
 """(Arm, attack title) -> code of the arm's defences that the attack does not use."""

@@ -11,6 +11,7 @@ from datetime import datetime
 from io import StringIO
 from typing import Any, cast
 
+from rayfed.analysis.verdicts import VERDICTS, write_verdicts
 from rayfed.engine.clock import DROPPED
 from rayfed.engine.progress import Progress
 from rayfed.engine.tables import RoundTables
@@ -76,6 +77,7 @@ class RunRecorder:
     def recording(self, first: int, reports: bool = True) -> Iterator[None]:
         """Update status, log and report during a run that starts at round `first`, also if the run fails."""
         self._running(first)
+        self._folder.remove_table(VERDICTS)  # those of an earlier stop
         if self._folder.lease and self._folder.lease.taken_from:
             self.line(self._folder.lease.taken_from)
         self.line(f"run starts at round {first} of {self._rounds}")
@@ -85,14 +87,12 @@ class RunRecorder:
             raise  # another driver owns the folder
         except BaseException as error:
             self._note_end(error)
-            if reports:
-                with self._not_hiding_the_first():
-                    self._report()
+            with self._not_hiding_the_first():
+                self._judge(reports)
             raise
         self.line("run finished")
         self._status("finished")
-        if reports:
-            self._report()
+        self._judge(reports)
 
     def _note_end(self, error: BaseException) -> None:
         state = exits.exit_of(error)
@@ -112,6 +112,19 @@ class RunRecorder:
         said = {"error": error and plain(error), "advice": exits.advice(state, self._kind)}
         status = {"kind": self._kind, "state": state, **rounds, **self._told, **said}
         self._folder.write_text("status.json", json.dumps(status, indent=2))
+
+    def _judge(self, reports: bool) -> None:
+        """Write the verdicts, and the report if the run has one."""
+        with noting_errors(self._note_missing_verdicts):
+            write_verdicts(self._folder)
+        if reports:
+            self._report()
+
+    def _note_missing_verdicts(self, why: str) -> None:
+        self.logging(self._progress).note(
+            f"the table of verdicts could not be written: {why}; the results are kept, and "
+            f"`rayfed report {self._folder.url}` tries again"
+        )
 
     def _report(self) -> None:
         """Write the report; if it fails, print a note with the reason, because the results are kept without it."""

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from rayfed.analysis.audit import METHODS, TWINS, UNDEFENDED
+from rayfed.analysis.audit import TWINS, UNDEFENDED
 from rayfed.attacks.base import Reconstruction
 from rayfed.attacks.telling import Standing, listening
 from rayfed.client import plan as rounds
@@ -30,6 +30,7 @@ from rayfed.engine.local import LocalExecutor
 from rayfed.engine.tables import RoundTables, Scored
 from rayfed.errors import ClientError, UserError
 from rayfed.evidence.criteria import Criterion
+from rayfed.evidence.methods import METHODS
 from rayfed.evidence.rows import Row
 from rayfed.scenario import AttackSpec, resolve
 from rayfed.store.schemas import UNPLAYED

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from rayfed import losses, seeds
-from rayfed.analysis.audit import METHODS, UNDEFENDED, Method, title
+from rayfed.analysis.audit import UNDEFENDED, title
 from rayfed.attacks.base import Reconstruction, failed
 from rayfed.attacks.given import Given, observe
 from rayfed.attacks.sealed import attempt
@@ -31,6 +31,7 @@ from rayfed.data.base import Dataset
 from rayfed.defences.base import Defence, Task, UpdateMethod
 from rayfed.engine.fitting import fewest
 from rayfed.errors import UserError
+from rayfed.evidence.methods import METHODS, Method
 from rayfed.models.build import build_model
 from rayfed.recording import Header, RecordedUpdate, Recording
 from rayfed.recording_checks import build_loss, check_round

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
-from rayfed.evidence.parts import Part, beyond_chance
+from rayfed.evidence.parts import beyond_chance
 from rayfed.evidence.rows import Row, measured
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.metrics.known import NOUNS, leading
+from rayfed.store.finding import Missing, Part
 
 if TYPE_CHECKING:
     from rayfed.samples import Modality
@@ -28,21 +29,6 @@ class Judgement(StrEnum):
     CLOSER_TO_ANOTHER = "closer_to_another"
     """The reconstruction is closer to another sample than to its original."""
     BELOW_THRESHOLD = "below_threshold"
-
-
-class Missing(StrEnum):
-    """Reason why a finished attack has no usable result."""
-
-    RECONSTRUCTION = "reconstruction"
-    """The attack returned no finite reconstruction."""
-    COMPARISON = "comparison"
-    """Metrics that the criterion needs in addition were not computed."""
-    METRIC = "metric"
-    """The bounded metric was not computed."""
-    LABELS_GIVEN = "labels_given"
-    """The attacker was given the labels."""
-    LABELS = "labels"
-    """The attack returned no valid labels."""
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from functools import cached_property
 from statistics import fmean
-from typing import NamedTuple
 
-from rayfed.evidence.criteria import Criterion, Missing
-from rayfed.evidence.labels import Named, foremost, named
-from rayfed.evidence.parts import Part
+from rayfed.evidence.criteria import Criterion
+from rayfed.evidence.labels import foremost, named
 from rayfed.evidence.rows import Row, Sample, code_given, knowledge_in, label_of, labels_given, measured, sample_of
+from rayfed.metrics.known import leading
 from rayfed.reasons import CHANNELS, UNDECIDED, Reason
+from rayfed.store.finding import (
+    Attacker,
+    Closest,
+    Doubt,
+    Elsewhere,
+    Finding,
+    NoResult,
+    NotRun,
+    Overtaken,
+    Part,
+    Pending,
+    State,
+)
 from rayfed.store.schemas import UNPLAYED
 
 GRADIENT_FIT_TOL = 5e-6
@@ -28,150 +39,6 @@ for example by a slight pattern on a blurred image.
 """
 TOKENS_IN_ANY_ORDER = "rouge1"
 """Metric of a text's tokens in any order."""
-
-
-class State(StrEnum):
-    """Result for an arm or batch size, from worst to best: the worst over all batch sizes counts for an arm."""
-
-    LEAKS = "leaks"
-    NOT_MEASURED = "not measured"
-    INCONCLUSIVE = "inconclusive"
-    NOT_RECONSTRUCTED = "not reconstructed"
-    NOTHING_TO_ATTACK = "nothing to attack"
-
-    def __repr__(self) -> str:
-        return repr(self.value)
-
-
-class Doubt(NamedTuple):
-    """Reason why results do not show that an arm holds, with the attack's message if an attack gave the reason."""
-
-    reason: Reason
-    message: str = ""
-
-
-class Attacker(NamedTuple):
-    """Attack with the knowledge of its attacker."""
-
-    label: str
-    knowledge: tuple[str, ...]
-
-
-class NoResult(NamedTuple):
-    """Attack without a usable result, with the reason."""
-
-    attack: str
-    status: str
-    message: str
-    missing: Missing | None
-    """Set if the attack finished (status ok)."""
-
-
-class NotRun(NamedTuple):
-    """Attack that was not run for lack of time."""
-
-    attack: str
-    with_knowledge: tuple[tuple[str, ...], ...]
-    """Attackers that did not run it; empty if no attacker ran it."""
-    only: tuple[tuple[str, ...], ...] = ()
-    """Attackers that ran it."""
-
-
-class Pending(NamedTuple):
-    """Attack whose missing result would decide."""
-
-    attack: str
-    works: bool
-    """Whether the attack succeeds without a defence; otherwise it was not run there."""
-
-
-class Elsewhere(StrEnum):
-    """Result on an undefended arm of an attack that succeeded against a defence."""
-
-    NOT_IN_RUN = "not_in_run"
-    NO_TIME = "no_time"
-    NO_RESULT = "no_result"
-    NO_LEAK = "no_leak"
-
-
-class Overtaken(NamedTuple):
-    """Attack that succeeded against a defence, but not on the undefended arm of the finding."""
-
-    by: Attacker
-    arm: str
-    batch: int
-    here: Elsewhere
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Result of all attacks on gradients of one batch size in one arm."""
-
-    arm: str
-    batch: int
-    state: State
-    closest: Mapping[tuple[str, ...], float]
-    """Maximum of the leading metric by the attacker's knowledge; attackers without a finite result are missing."""
-    leaked: int
-    """Samples that leaked to at least one attack."""
-    samples: int
-    best: float | None
-    """Maximum of the leading metric among leaks, or among all if nothing leaked; None without reconstructions."""
-    by: Attacker | None
-    """Attack that made this reconstruction; None if there is none."""
-    no_results: tuple[NoResult, ...]
-    """Attacks that returned no result. If none did, also attacks that did not apply."""
-    not_run: tuple[NotRun, ...] = ()
-    """Attacks that were not run for lack of time."""
-    short_searches: tuple[str, ...] = ()
-    """Searches that ran the minimum of evaluations, because their speed was not known."""
-    failed: tuple[str, ...] = ()
-    """Attacks that raised an error on some victim."""
-    pending_attacks: tuple[Pending, ...] = ()
-    """Attacks whose missing result would decide."""
-    doubt: Doubt | None = None
-    """Why the results do not decide: missing knowledge of an attacker, or no arm that shows that the attacks work."""
-    gain: float | None = None
-    """Difference of `best` to the baseline; None without a baseline."""
-    most: float | None = None
-    """Maximum difference of a leak to the baseline; None without a leak."""
-    gains: tuple[float, ...] = ()
-    """Maximum difference to the baseline for each sample that has a baseline."""
-    attackers: int = 0
-    """Number of attackers whose best reconstructions the finding contains."""
-    alike: int = 0
-    """Samples that did not leak, because a public sample is as close as the reconstruction."""
-    above_public: float | None = None
-    """Difference of `best` to the closest public sample; None without public samples."""
-    labels: Named | None = None
-    """Labels recovered by the best attack that was not given them; None if no attack recovers labels."""
-    targets: float | None = None
-    """Mean absolute error of the targets recovered by the best attack that was not given them; None for classes."""
-    shown: int | None = None
-    """Samples that leak without a defence, to an adaptive attack if any was run on the arm; None for an arm without a
-    defence."""
-    guessed: float | None = None
-    """Mean absolute error of the median as a guess for every sample; None if it is not known."""
-    code_of_user: bool = False
-    """Whether the attacker ran code of a user's defence on its own gradients only, and nothing was reconstructed."""
-    part: Part | None = None
-    """Parts of the samples that an attack recovers by more than chance; None if there are none."""
-    part_by: Attacker | None = None
-    """Attack that recovers `part`."""
-    overtaken: Overtaken | None = None
-    """For an undefended arm without a leak: an attack that succeeded against a defence, and its result on this arm."""
-    unfinished: bool = False
-    """Whether the run did not finish, so that only leaks are known."""
-
-    @property
-    def reason(self) -> Reason | None:
-        """Return the reason why the results do not decide; None if they do, or for another reason."""
-        return self.doubt.reason if self.doubt else None
-
-    @property
-    def targets_beyond(self) -> bool:
-        """Return whether targets were recovered with a smaller error than by guessing the median."""
-        return self.targets is not None and self.guessed is not None and self.targets < self.guessed
 
 
 @dataclass(frozen=True)
@@ -459,9 +326,9 @@ def _finding(
     if state == State.NOTHING_TO_ATTACK:
         messages = dict.fromkeys(row["message"] or "" for row in cell.rows)
         hidden = tuple(NoResult("", "", message, None) for message in messages)
-        found = Finding(arm, batch, state, {}, 0, samples, None, None, hidden)
+        found = Finding(arm, batch, state, samples=samples, no_results=hidden)
     else:
-        found = _with_values(Finding(arm, batch, state, {}, 0, samples, None, None, ()), cell, short_searches)
+        found = _with_values(Finding(arm, batch, state, samples=samples), cell, short_searches)
     if found.state == State.INCONCLUSIVE and not compared:
         found = replace(found, doubt=found.doubt or Doubt(Reason.NO_UNDEFENDED_ARM))
     if found.state != State.LEAKS and not finished:
@@ -477,11 +344,14 @@ def _with_values(finding: Finding, cell: Cell, short_searches: Collection[str]) 
     part_row = next((row for row in rows if cell.part and row["attack"] == cell.part.attack), None)
     short = {label_of(row) for row in cell.rows if row["attack"] in cell.complete & set(short_searches)}
     gains = [row["above_baseline"] for row in leaks if row["above_baseline"] is not None]
+    labels = foremost(named(cell.rows))
     return replace(
         finding,
+        metric=leading(cell.criterion.modality).name,
         closest=_closest(cell),
         leaked=len(set(map(sample_of, leaks))),
         best=value,
+        mean=_mean_similarity(cell),
         by=attacker_of(best) if best else None,
         no_results=_no_results(cell),
         not_run=_not_run(cell),
@@ -491,11 +361,8 @@ def _with_values(finding: Finding, cell: Cell, short_searches: Collection[str]) 
         doubt=cell.doubt,
         gain=best["above_baseline"] if best else None,
         most=max(gains, default=None),
-        gains=_gains(rows),
-        attackers=len({row["attack"] for row in rows}),
         alike=len(near_public - set(map(sample_of, leaks))),
-        above_public=best.get("above_public") if best else None,
-        labels=foremost(named(cell.rows)),
+        labels=labels.summary if labels else None,
         targets=_targets_found(cell.rows),
         guessed=_targets_guessed(cell.rows),
         shown=None if cell.bare else len(_samples_shown(cell)),
@@ -515,12 +382,20 @@ def attacker_of(row: Row) -> Attacker:
     return Attacker(label_of(row), knowledge_in(row))
 
 
-def _closest(cell: Cell) -> dict[tuple[str, ...], float]:
-    found: dict[tuple[str, ...], float] = {}
+def _closest(cell: Cell) -> tuple[Closest, ...]:
+    best: dict[tuple[str, ...], float] = {}
     for value, row in cell.finite:
         knowledge = knowledge_in(row)
-        found[knowledge] = max(value, found.get(knowledge, value))
-    return found
+        best[knowledge] = max(value, best.get(knowledge, value))
+    return tuple(Closest(knowledge, value) for knowledge, value in best.items())
+
+
+def _mean_similarity(cell: Cell) -> float | None:
+    """Return the mean of the leading metric over the samples, of the best reconstruction of each."""
+    best: dict[Sample, float] = {}
+    for value, row in cell.finite:
+        best[sample_of(row)] = max(value, best.get(sample_of(row), value))
+    return fmean(best.values()) if best else None
 
 
 def _no_results(cell: Cell) -> tuple[NoResult, ...]:
@@ -555,14 +430,6 @@ def _pending(cell: Cell) -> tuple[Pending, ...]:
         missing = {cell.labels.get(attack, attack) for attack, _ in set(group) - cell.answered}
         found += [Pending(label, works) for label in sorted(missing)]
     return tuple(found)
-
-
-def _gains(rows: Sequence[Row]) -> tuple[float, ...]:
-    found: dict[Sample, float] = {}
-    for row in rows:
-        if (gain := row["above_baseline"]) is not None:
-            found[sample_of(row)] = max(gain, found.get(sample_of(row), gain))
-    return tuple(found.values())
 
 
 def _targets_found(rows: Sequence[Row]) -> float | None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from rayfed.evidence.rows import Row, labels_given, measured
 from rayfed.metrics.chance import evidence
+from rayfed.store.finding import RecoveredLabels
 
 LUCK = 0.05
 """Maximum probability of a result by chance at which it is significant."""
@@ -71,14 +72,20 @@ class Named:
         return self.attempts * self.luck > LUCK
 
     @property
-    def by_chance(self) -> bool:
-        """Return whether the result may be due to chance: as a share, and on every single update."""
-        return self.lucky and not self.whole
-
-    @property
-    def beyond(self) -> bool:
-        """Return whether more labels were recovered than by the best guess."""
-        return self.guesses.commonest > 0 and (self.guesses.best < self.share or self.whole > 0)
+    def summary(self) -> RecoveredLabels:
+        """Return the figures of the result that findings and verdicts need."""
+        guesses = self.guesses
+        return RecoveredLabels(
+            attack=self.attack,
+            share=self.share,
+            commonest=guesses.commonest,
+            evenly=guesses.evenly,
+            in_proportion=guesses.in_proportion,
+            updates=len(self.updates),
+            whole=self.whole,
+            attempts=self.attempts,
+            share_by_chance=self.lucky,
+        )
 
     def reaching(self, least: float) -> int:
         """Return the number of updates of several samples with a share of recovered labels of at least `least`."""

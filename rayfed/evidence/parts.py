@@ -3,35 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import log
 from statistics import fmean
 from typing import Any
 
 from rayfed.evidence.rows import Row, measured
 from rayfed.metrics.chance import evidence
+from rayfed.store.finding import Part, PartColumn
 
 LEVEL = 1e-3
 """Significance level: maximum probability of as many hits by chance, for independent parts."""
 _FIGURES = ("parts_recovered", "parts_baseline", "parts_evidence")
-
-
-@dataclass(frozen=True)
-class Part:
-    """Parts of samples (columns, tokens or pixels) that one attack recovers."""
-
-    attack: str
-    found: float
-    """Share of the parts recovered, mean over the partly recovered samples."""
-    guessed: float
-    """Mean share of these samples' parts recovered without the update (`rayfed.metrics.parts.parts`)."""
-    samples: int
-    """Number of partly recovered samples."""
-    rows: tuple[Row, ...] = ()
-    """Rows of these samples."""
-    columns: tuple[tuple[str, float, float | None], ...] = ()
-    """Columns recovered more often than by the best constant: (name, share, share by the constant). Sorted by
-    difference, largest first. The share by the constant is None in a redacted copy."""
 
 
 def beyond_chance(rows: Sequence[Row]) -> Part | None:
@@ -53,7 +35,7 @@ def beyond_chance(rows: Sequence[Row]) -> Part | None:
             else (_of_samples(attack, own), _of_columns(attack, own))
         )
     ]
-    return max((part for part in told if part), key=lambda part: part.found * part.samples, default=None)
+    return max((part for part in told if part), key=lambda part: part.recovered * part.samples, default=None)
 
 
 def _of_samples(attack: str, rows: Sequence[Row]) -> Part | None:
@@ -91,20 +73,20 @@ def _of_columns(attack: str, rows: Sequence[Row]) -> Part | None:
         victims.setdefault(row["victim"], []).append(row)
     tests = len(rows[0].get("columns") or ())
     found = [
-        (name, share, guess)
-        for name, share, guess in _columns(rows)
-        if guess is not None and evidence(share, guess, len(victims)) >= log(tests / LEVEL)
+        column
+        for column in _columns(rows)
+        if column.baseline is not None and evidence(column.share, column.baseline, len(victims)) >= log(tests / LEVEL)
     ]
     if not found:
         return None
     count = len(_by_sample(rows))
-    share, guess = fmean(one[1] for one in found), fmean(one[2] or 0.0 for one in found)
-    return Part(attack, share * len(found) / tests, guess * len(found) / tests, count, tuple(rows), tuple(found))
+    share, guess = fmean(one.share for one in found), fmean(one.baseline or 0.0 for one in found)
+    return Part(attack, share * len(found) / tests, guess * len(found) / tests, count, tuple(found), tuple(rows))
 
 
 def _part(attack: str, read: Sequence[Row]) -> Part:
     found, guessed = (fmean(row[name] for row in read) for name in _FIGURES[:2])
-    return Part(attack, found, guessed, len(read), tuple(read), _columns(read))
+    return Part(attack, found, guessed, len(read), _columns(read), tuple(read))
 
 
 def _by_sample(rows: Sequence[Row]) -> dict[Any, list[Row]]:
@@ -114,12 +96,14 @@ def _by_sample(rows: Sequence[Row]) -> dict[Any, list[Row]]:
     return found
 
 
-def _columns(rows: Sequence[Row]) -> tuple[tuple[str, float, float | None], ...]:
+def _columns(rows: Sequence[Row]) -> tuple[PartColumn, ...]:
     """Return the columns recovered more often than by the best constant, sorted by difference, largest first."""
     hits: dict[str, list[bool]] = {}
     guesses: dict[str, float | None] = {}
-    for column in (column for row in rows for column in row.get("columns") or ()):
-        hits.setdefault(column["name"], []).append(column["found"])
-        guesses[column["name"]] = column["guess"]
-    shares = ((name, fmean(own), guesses[name]) for name, own in hits.items())
-    return tuple(sorted((one for one in shares if one[1] > (one[2] or 0.0)), key=lambda one: (one[2] or 0.0) - one[1]))
+    for row in rows:
+        for column in row.get("columns") or ():
+            hits.setdefault(column["name"], []).append(column["found"])
+            guesses[column["name"]] = column["guess"]
+    columns = [PartColumn(name, fmean(recovered), guesses[name]) for name, recovered in hits.items()]
+    above = [column for column in columns if column.share > (column.baseline or 0.0)]
+    return tuple(sorted(above, key=lambda column: (column.baseline or 0.0) - column.share))

@@ -11,10 +11,10 @@ from rayfed.analysis.formats import in_words
 from rayfed.analysis.promises import mixed
 from rayfed.analysis.settings import Estimate, Setting, by_values, estimate
 from rayfed.analysis.summary import setting
-from rayfed.evidence.findings import State
 from rayfed.evidence.rows import Row
 from rayfed.metrics.measures import MEASURES
 from rayfed.report.svg import SERIES
+from rayfed.store.finding import State
 
 PREFERRED = ("psnr", "test_accuracy")
 """Measures of the first axes by default."""

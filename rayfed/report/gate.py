@@ -14,7 +14,7 @@ from xml.etree import ElementTree as xml
 from rayfed.analysis.baseline import Change, attacked, changes, updates
 from rayfed.analysis.formats import NONE
 from rayfed.analysis.gate import Bound, Check, Played, State
-from rayfed.analysis.verdicts import next_step, verdicts
+from rayfed.analysis.verdicts import collect_evidence, next_step
 from rayfed.errors import UserError
 from rayfed.metrics.known import METRICS, leading
 from rayfed.store import exits
@@ -47,7 +47,7 @@ class Gated:
     def next_step(self) -> str:
         """Return the user's next step towards a verdict; empty if every arm has a verdict."""
         had = self.played
-        found = verdicts(had.scenario, had.attacks, had.inferences, finished=had.finished)
+        found = collect_evidence(had.scenario, had.attacks, had.inferences, had.finished).verdicts
         return next_step(had.scenario, had.attacks, found, self._status.get("enough"), self.fewer)
 
     @property

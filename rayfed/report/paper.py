@@ -22,6 +22,7 @@ from rayfed.analysis import summary
 from rayfed.analysis.loading import Results, Run
 from rayfed.analysis.proved import comparisons, telling
 from rayfed.errors import UserError
+from rayfed.evidence.scenario import arm_names
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.measures import MEASURES
 from rayfed.report.explorer import PREFERRED, explore
@@ -89,7 +90,7 @@ def run_charts(run: Run) -> list[Chart]:
     rounds, attacks, inferences, clients, proved = (
         folder.read_table(name).to_pylist() for name in ("rounds", "attacks", "inferences", "clients", "proved")
     )
-    names = summary.arm_names(scenario, rounds, attacks, inferences)
+    names = arm_names(scenario, rounds, attacks, inferences)
     asked = (scenario.get("metrics") or {}).get("success") or {}
     thresholds = {metric: least for metric, least in asked.items() if metric in METRICS}
     arms, leaks = summary.arms(names, scenario, rounds, clients), summary.leaks(attacks, names, thresholds)
@@ -109,7 +110,7 @@ def sweep_charts(sweep: Results) -> list[Chart]:
     settings, fields = sweep.settings(), sweep.fields
     wanted = [name for name in sweep.scenario["sweep"].get("objectives") or PREFERRED if name in MEASURES]
     explorer = explore(settings, (), fields, [*wanted, *PREFERRED])
-    arms = summary.arm_names(sweep.scenario, [row for one in settings for row in one.rows])
+    arms = arm_names(sweep.scenario, [row for one in settings for row in one.rows])
     chart = trade_off(explorer, arms)
     axes = [name for name in (explorer.x, explorer.y) if name]
     return [*([chart] if chart else []), *(curve.chart for curve in curves(settings, axes, arms))]

@@ -17,6 +17,7 @@ from typing import Any
 from rayfed import registry
 from rayfed.analysis.loading import Results, Sweep
 from rayfed.analysis.sweep_folder import OUTCOMES_FILE, SweepFolder
+from rayfed.analysis.verdicts import VERDICTS, write_verdicts
 from rayfed.documents import dump_yaml
 from rayfed.report.run import write_report
 from rayfed.report.share import LEFT_OUT, rewritten, sharing
@@ -73,6 +74,8 @@ def _redact(folder: RunFolder) -> None:
         known = dict.fromkeys(columns, partial(_text, words))
         folder.write_bytes(OUTCOMES_FILE, rewritten(folder, OUTCOMES_FILE, known))
     folder.write_text(SCENARIO, dump_yaml(_known(words, scenario)))
+    if folder.parts(VERDICTS):
+        write_verdicts(folder)
 
 
 def _numbered(columns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -6,12 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import ceil, pow
 
-from rayfed.analysis.audit import FEWEST
 from rayfed.analysis.formats import NONE, decibel_mean, share
-from rayfed.analysis.leakage_table import LeakageRow
 from rayfed.analysis.verdicts import NOTHING_REBUILT, UNFINISHED
 from rayfed.evidence.criteria import Criterion
-from rayfed.evidence.findings import Finding, State
+from rayfed.evidence.methods import FEWEST
 from rayfed.evidence.rows import Row, code_given, label_of, labels_given
 from rayfed.reasons import Reason
 from rayfed.report.text.findings import part_text
@@ -25,6 +23,7 @@ from rayfed.report.text.reasons import (
     overtaken_text,
     pending_text,
 )
+from rayfed.store.finding import Finding, State
 
 SLIGHT = 3.0
 """Decibels above the baseline (3 dB halve the squared error) below which a leak is reported with the difference."""
@@ -68,7 +67,7 @@ def _attackers(attacks: Sequence[Row]) -> str:
     return "adaptive attacker" if adaptive == {True} else "non-adaptive attacker"
 
 
-def legend(rows: Sequence[LeakageRow], attacks: Sequence[Row], criterion: Criterion) -> list[str]:
+def legend(rows: Sequence[Finding], attacks: Sequence[Row], criterion: Criterion) -> list[str]:
     """Return lines that explain the words in the table of leakage."""
     limit = criterion.written(criterion.threshold)
     states = {row.state for row in rows}
@@ -86,7 +85,7 @@ def legend(rows: Sequence[LeakageRow], attacks: Sequence[Row], criterion: Criter
     return [*lines, f"{unit}. {_of_labels(rows, attacks)}".strip()]
 
 
-def _of_not_reconstructed(rows: Sequence[LeakageRow], attacks: Sequence[Row], criterion: Criterion) -> str:
+def _of_not_reconstructed(rows: Sequence[Finding], attacks: Sequence[Row], criterion: Criterion) -> str:
     """Return the scope of the verdict, with the share of samples that may leak in spite of it."""
     samples = min(row.samples for row in rows if row.state == "not reconstructed")
     most = max((row["iterations"] for row in attacks if row.get("iterations")), default=0)
@@ -105,37 +104,34 @@ def largest_share(samples: int) -> float:
     return 1 - pow(0.05, 1 / samples)
 
 
-def _of_labels(rows: Sequence[LeakageRow], attacks: Sequence[Row]) -> str:
-    majority = {row.majority for row in rows if row.majority}
+def _of_labels(rows: Sequence[Finding], attacks: Sequence[Row]) -> str:
+    majority = {row.labels.best_guess for row in rows if row.labels and row.labels.best_guess}
     if not majority:
         return "Labels were given to the attackers." if any(map(labels_given, attacks)) else ""
     shares = " to ".join(f"{100 * share:.0f} %" for share in dict.fromkeys((min(majority), max(majority))))
     return f"Labels: share recovered (best guess: {shares})."
 
 
-def reasons(rows: Sequence[LeakageRow], criterion: Criterion, finished: bool = True, sizes: bool = False) -> list[str]:
+def reasons(rows: Sequence[Finding], criterion: Criterion, sizes: bool = False) -> list[str]:
     """Return why arms are inconclusive, not measured or leak only in part; arms with one reason share a line.
 
     `sizes` adds the batch size to an arm if the reason does not hold for all its batch sizes.
     """
-    missing = NOTHING_REBUILT if finished else UNFINISHED
-    found = [
-        (row, reason) for row in rows for reason in (reasons_of(row.finding, criterion) if row.finding else [missing])
-    ]
+    found = [(row, reason) for row in rows for reason in reasons_of(row, criterion)]
     return _by_reason(found, rows, sizes)
 
 
-def caveats(rows: Sequence[LeakageRow], criterion: Criterion, sizes: bool = False) -> list[str]:
+def caveats(rows: Sequence[Finding], criterion: Criterion, sizes: bool = False) -> list[str]:
     """Return limits of the verdicts that the table of leakage does not show; `sizes` as in `reasons`."""
-    found = [(row, caveat) for row in rows if row.finding for caveat in caveats_of(row.finding, criterion)]
+    found = [(row, caveat) for row in rows for caveat in caveats_of(row, criterion)]
     return _by_reason(found, rows, sizes)
 
 
-def _by_reason(found: Iterable[tuple[LeakageRow, str]], rows: Sequence[LeakageRow], sizes: bool) -> list[str]:
+def _by_reason(found: Iterable[tuple[Finding, str]], rows: Sequence[Finding], sizes: bool) -> list[str]:
     batches = Counter(row.arm for row in rows)
     by_reason: dict[str, dict[str, list[int | None]]] = {}
     for row, reason in found:
-        by_reason.setdefault(reason, {}).setdefault(row.arm, []).append(row.batch_size)
+        by_reason.setdefault(reason, {}).setdefault(row.arm, []).append(row.batch)
 
     def named(arm: str, own: Sequence[int | None]) -> str:
         return f"{arm} at batch size {', '.join(map(str, own))}" if sizes and len(own) < batches[arm] else arm
@@ -159,7 +155,7 @@ def caveats_of(finding: Finding, criterion: Criterion) -> list[str]:
             "other samples"
         )
     labels = finding.labels
-    if labels and labels.share > labels.guesses.best and labels.by_chance:
+    if labels and labels.share > labels.best_guess and labels.by_chance:
         found.append("the labels may have been recovered by chance")
     if finding.targets is not None:
         median = "" if finding.guessed is None else f" (median: {finding.guessed:.2g})"
@@ -169,6 +165,8 @@ def caveats_of(finding: Finding, criterion: Criterion) -> list[str]:
 
 def reasons_of(finding: Finding, criterion: Criterion) -> list[str]:
     """Return the reasons and limits of the verdict on one arm and batch size; empty if there are none."""
+    if finding.batch is None:
+        return [UNFINISHED if finding.unfinished else NOTHING_REBUILT]
     found = []
     if finding.not_run:
         found.append(f"not run for lack of time: {', '.join(map(not_run_text, finding.not_run))}")

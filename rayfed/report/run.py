@@ -21,12 +21,22 @@ from rayfed.analysis.robustness import matrix
 from rayfed.analysis.settings import settings
 from rayfed.analysis.summary import ArmSummary, Claim, Leak
 from rayfed.analysis.twins import failures, with_twins
-from rayfed.analysis.unanswered import closed_forms, counted, of_so_many
-from rayfed.analysis.verdicts import closest, criterion_of, guess, headline, next_step, rates, verdicts
+from rayfed.analysis.unanswered import counted, of_so_many
+from rayfed.analysis.verdicts import (
+    VERDICTS,
+    closest,
+    criterion_of,
+    guess,
+    headline,
+    next_step,
+    rates,
+    read_evidence,
+    write_verdicts,
+)
 from rayfed.analysis.victims import victims
 from rayfed.evidence.criteria import Criterion, noun_of
-from rayfed.evidence.findings import State
 from rayfed.evidence.rows import Row, distortions, measured
+from rayfed.evidence.scenario import arm_names, closed_forms
 from rayfed.metrics.base import Metric
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.top import TOP, chance
@@ -41,6 +51,7 @@ from rayfed.report.success_plots import success_rates
 from rayfed.report.svg import Chart, svg
 from rayfed.report.verdict_table import verdict_table
 from rayfed.store import exits
+from rayfed.store.finding import State
 from rayfed.store.folder import RunFolder
 from rayfed.store.schemas import UNPLAYED, WANT_OF_TIME
 
@@ -73,6 +84,9 @@ def write_report(folder: RunFolder, redacted: bool = False) -> str:
     If `redacted`, the folder is a copy (`rayfed.report.redaction`), and the page lists the parts that are left out.
     Raises `RunError` if a table cannot be read or the page cannot be written.
     """
+    ended = exits.status(folder).get("state") != "running"
+    if ended and not folder.parts(VERDICTS):  # a run of an earlier version, or one that was killed
+        write_verdicts(folder)
     contents = _contents(folder, "RUN" if redacted else folder.url) | {"redacted": redacted}
     return write_page(folder, "report.html.j2", contents, plotting=contents["explorer"].x is not None)
 
@@ -83,10 +97,11 @@ def _contents(folder: RunFolder, url: str) -> dict[str, Any]:
     rounds, attacks, privacy = (folder.read_table(name).to_pylist() for name in ("rounds", "attacks", "privacy"))
     inferences = folder.read_table("inferences").to_pylist()
     clients = folder.read_table("clients").select(["arm", "sent_bytes"]).to_pylist()
-    names = summary.arm_names(scenario, rounds, attacks, inferences)
+    names = arm_names(scenario, rounds, attacks, inferences)
     arms = summary.arms(names, scenario, rounds, clients)
     samples = shown([scenario])
-    told = verdicts(scenario, attacks, inferences, finished=exits.over(status))
+    evidence = read_evidence(folder)
+    told = evidence.verdicts
     by_arm = {verdict.arm: verdict for verdict in told}
     nearest = [verdict.closest for verdict in told if verdict.closest]
     shown_alone, states = {key(row) for row in nearest}, {verdict.arm: verdict.state for verdict in told}
@@ -96,13 +111,13 @@ def _contents(folder: RunFolder, url: str) -> dict[str, Any]:
         leakage["failures"] = []
     mix = summary.label_mix(folder.read_table("partition"))
     classes, leaks = mix.classes if mix else {}, leakage["leaks"]
-    criterion = criterion_of(scenario, attacks)
+    criterion = evidence.criterion
     worst, worst_pairs = closest(nearest, criterion), pictures(folder, nearest, samples)
     proved = folder.read_table("proved").to_pylist()
     compared = telling(comparisons(proved, attacks, inferences))
     secure = words.secure(scenario)
     weights = attacked_weights(scenario, status, attacks)
-    table = verdict_table(scenario, attacks, told, arms, privacy, weights, exits.over(status))
+    table = verdict_table(evidence, arms, privacy, weights)
     return leakage | {
         "name": str(scenario.get("name", folder.name)),
         "status": status,

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from rayfed.analysis.loading import Results, Sweep
 from rayfed.analysis.sweep_folder import OUTCOMES_FILE, TRIALS, SweepFolder
+from rayfed.analysis.verdicts import VERDICTS, write_verdicts
 from rayfed.errors import RunError, UserError
 from rayfed.evidence.rows import Row
 from rayfed.reasons import Reason
@@ -67,10 +68,12 @@ def has_private_states(results: Results) -> bool:
 
 
 def _copy(source: RunFolder, target: RunFolder) -> None:
-    tables = [name for table in TABLES if table not in SAMPLES for name in source.parts(table)]
+    tables = [name for table in TABLES if table not in (*SAMPLES, VERDICTS) for name in source.parts(table)]
     for name in (*tables, OUTCOMES_FILE, "status.json", SCENARIO):  # the last one makes it a run folder
         if source.exists(name):
             target.write_bytes(name, _without_messages(source, name))
+    if source.parts(VERDICTS):
+        write_verdicts(target)  # without messages of errors
 
 
 def _without_messages(source: RunFolder, name: str) -> bytes:

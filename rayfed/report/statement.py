@@ -22,9 +22,9 @@ from rayfed.analysis.formats import NONE, duration, near, points, share, size
 from rayfed.analysis.membership import Roc, area, untold
 from rayfed.analysis.proved import comparisons, nearest_to_bounds, uncovered
 from rayfed.analysis.summary import Claim, Leak
-from rayfed.analysis.verdicts import Verdict, closest, criterion_of, guess, run_findings, verdicts
-from rayfed.evidence.findings import Finding, State
+from rayfed.analysis.verdicts import RunEvidence, closest, guess, read_evidence
 from rayfed.evidence.rows import Row, knowledge_in
+from rayfed.evidence.scenario import arm_names
 from rayfed.metrics import roc
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.top import TOP, chance
@@ -42,6 +42,7 @@ from rayfed.report.text.findings import PARTS
 from rayfed.report.text.reasons import REASONS, attack_text, doubt_text, no_results_text, not_run_text
 from rayfed.report.verdict_table import VerdictTable, verdict_table
 from rayfed.store import exits
+from rayfed.store.finding import Finding, State
 from rayfed.store.folder import SCENARIO, RunFolder
 from rayfed.store.schemas import ANSWERED, TABLES
 
@@ -168,7 +169,7 @@ class Statement:
     @cached_property
     def _arms(self) -> list[summary.ArmSummary]:
         rounds, clients = self._rows("rounds"), self._rows("clients")
-        names = summary.arm_names(self._scenario, rounds, self._attacks, self._inferences)
+        names = arm_names(self._scenario, rounds, self._attacks, self._inferences)
         return summary.arms(names, self._scenario, rounds, clients)
 
     @cached_property
@@ -180,8 +181,8 @@ class Statement:
         return summary.claims(self._inferences, [arm.name for arm in self._arms])
 
     @cached_property
-    def _findings(self) -> list[Finding]:
-        return run_findings(self._scenario, self._attacks, self._finished)
+    def _evidence(self) -> RunEvidence:
+        return read_evidence(self.folder)
 
     @cached_property
     def _specs(self) -> dict[str, Mapping[str, Any]]:
@@ -203,21 +204,15 @@ class Statement:
         )
 
     @cached_property
-    def _verdicts(self) -> list[Verdict]:
-        return verdicts(self._scenario, self._attacks, self._inferences, self._finished)
-
-    @cached_property
     def _table(self) -> VerdictTable:
         weights = attacked_weights(self._scenario, exits.status(self.folder), self._attacks)
-        return verdict_table(
-            self._scenario, self._attacks, self._verdicts, self._arms, self._privacy, weights, self._finished
-        )
+        return verdict_table(self._evidence, self._arms, self._privacy, weights)
 
     @property
     def _verdict(self) -> list[Block]:
-        if not self._verdicts:
+        if not self._evidence.verdicts:
             return ["NOT MEASURED: no attack was run."]
-        table, criterion = self._table, criterion_of(self._scenario, self._attacks)
+        table, criterion = self._table, self._evidence.criterion
         leak = (
             f"A leak is a reconstruction that reaches {criterion.written(criterion.threshold)}, beats the baseline and "
             f"is closer to its original than to any other {criterion.noun}."
@@ -364,8 +359,8 @@ class Statement:
 
     @property
     def _recovered(self) -> list[Block]:
-        rows = [self._rate(finding) for finding in self._findings]
-        noun = criterion_of(self._scenario, self._attacks).noun
+        rows = [self._rate(finding) for finding in self._evidence.findings]
+        noun = self._evidence.criterion.noun
         if not rows:
             return ["NOT MEASURED: no attack that reconstructs samples was run."]
         headings = ["Arm", "Batch size", f"{noun.capitalize()}s reconstructed", "Rate", "95 % interval", "Attack"]
@@ -394,7 +389,7 @@ class Statement:
             return [
                 *cells,
                 read,
-                f"{share(part.found)} of the {PARTS[criterion_of(self._scenario, self._attacks).modality]}",
+                f"{share(part.recovered)} of the {PARTS[self._evidence.criterion.modality]}",
                 "–",
                 attack_text(finding.part_by),
             ]
@@ -405,7 +400,7 @@ class Statement:
 
     def _no_evidence(self, arm: str) -> str:
         """Return a warning that a low figure is no evidence, if the arm is inconclusive or not measured."""
-        states = [verdict.state for verdict in self._verdicts if verdict.arm == arm and not verdict.answered]
+        states = [verdict.state for verdict in self._evidence.verdicts if verdict.arm == arm and not verdict.answered]
         return "".join(f" (no evidence of protection: {arm} is {state})" for state in states)
 
     def _exact(self, leak: Leak, name: str) -> str:
@@ -418,7 +413,7 @@ class Statement:
     @cached_property
     def _worst(self) -> list[Block]:
         """The best reconstruction: a sentence, the sample if samples are shown, and its hashes."""
-        criterion = criterion_of(self._scenario, self._attacks)
+        criterion = self._evidence.criterion
         row = closest(self._attacks, criterion)
         if row is None:
             return ["NOT MEASURED: no attack returned a reconstruction with a score."]
@@ -494,7 +489,7 @@ class Statement:
     @property
     def _unmeasured(self) -> Block:
         found = []
-        for cell in self._findings:
+        for cell in self._evidence.findings:
             if cell.state in (State.NOT_MEASURED, State.INCONCLUSIVE, State.NOTHING_TO_ATTACK) or cell.not_run:
                 reasons = [doubt_text(cell.doubt)] if cell.doubt else []
                 reasons += [f"no time for {', '.join(map(not_run_text, cell.not_run))}"] if cell.not_run else []

@@ -21,6 +21,7 @@ from rayfed.analysis.verdicts import closest, criterion_of, guess
 from rayfed.errors import noting_errors
 from rayfed.evidence.criteria import Criterion, noun_of
 from rayfed.evidence.rows import Row, measured
+from rayfed.evidence.scenario import arm_names
 from rayfed.metrics.measures import MEASURES
 from rayfed.report import words
 from rayfed.report.explorer import PREFERRED, Explorer, explore
@@ -83,7 +84,7 @@ def _contents(sweep: SweepFolder) -> dict[str, Any]:
     found = with_twins(settings(rows, fields, scenario=scenario), scenario)
     preferred = [name for name in scenario["sweep"].get("objectives") or PREFERRED if name in MEASURES]
     explorer = explore(found, unfinished, fields, [*preferred, *PREFERRED])
-    arms = summary.arm_names(scenario, rows)
+    arms = arm_names(scenario, rows)
     samples = of_sweep(sweep)
 
     @lru_cache(maxsize=8)  # requests for one trial follow each other

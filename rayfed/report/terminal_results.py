@@ -12,14 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from rayfed.analysis.formats import NONE, duration, points, share
-from rayfed.analysis.leakage_table import LeakageRow
 from rayfed.analysis.robustness import Matrix, Outcome
 from rayfed.analysis.summary import ArmSummary, Claim
 from rayfed.evidence.criteria import Criterion
-from rayfed.evidence.findings import Finding
 from rayfed.evidence.rows import labels_given, measured
 from rayfed.report.results_text import STATES, value_text
 from rayfed.report.text.reasons import ATTACKERS
+from rayfed.store.finding import Finding
 
 STYLES = {"leaks": "red", "inconclusive": "yellow", "not measured": "yellow"}
 """Colour of a verdict."""
@@ -33,9 +32,9 @@ def table(*columns: str, left: int = 1) -> Table:
     return made
 
 
-def leakage_table(rows: Sequence[LeakageRow], criterion: Criterion) -> Table:
+def leakage_table(rows: Sequence[Finding], criterion: Criterion) -> Table:
     """Return the table of leakage: a verdict and values for each arm and batch size."""
-    batches = len({row.batch_size for row in rows} - {None}) > 1
+    batches = len({row.batch for row in rows} - {None}) > 1
     unit = "PSNR" if criterion.modality == "pixels" else "share"
     labels = any(row.labels is not None for row in rows)
     columns = ["arm", "verdict", *["batch"] * batches, f"{criterion.noun}s", f"{unit} mean", "max", "baseline"]
@@ -43,10 +42,10 @@ def leakage_table(rows: Sequence[LeakageRow], criterion: Criterion) -> Table:
     for row in rows:
         verdict = Text(STATES[row.state], STYLES.get(row.state, ""))
         figures = (value_text(value, criterion) for value in (row.mean, row.best, row.baseline))
-        recovered = NONE if row.labels is None else f"{100 * row.labels:.0f} %"
+        recovered = NONE if row.labels is None else f"{100 * row.labels.share:.0f} %"
         leaked = f"{row.leaked}/{row.samples}" if row.samples else NONE
         made.add_row(
-            Text(row.arm), verdict, *[str(row.batch_size or NONE)] * batches, leaked, *figures, *[recovered] * labels
+            Text(row.arm), verdict, *[str(row.batch or NONE)] * batches, leaked, *figures, *[recovered] * labels
         )
     return made
 
@@ -112,7 +111,8 @@ def attackers_table(found: Sequence[Finding], distortions: Mapping[str, float], 
     made = table("arm", "batch", "distortion", *(f"{unit} {name}" for name in ATTACKERS.values()))
     for finding in found:
         distortion = distortions.get(finding.arm)
-        values = (value_text(finding.closest.get(knowledge), criterion) for knowledge in ATTACKERS)
+        closest = dict(finding.closest)
+        values = (value_text(closest.get(knowledge), criterion) for knowledge in ATTACKERS)
         made.add_row(
             Text(finding.arm), str(finding.batch), NONE if distortion is None else f"{distortion:.3f}", *values
         )

@@ -15,16 +15,16 @@ from rich.table import Table
 from rich.text import Text
 
 from rayfed.analysis import summary
-from rayfed.analysis.leakage_table import leakage_rows
 from rayfed.analysis.outcomes import outcomes
 from rayfed.analysis.proved import comparisons, nearest_to_bounds, uncovered
 from rayfed.analysis.robustness import matrix
 from rayfed.analysis.settings import settings
 from rayfed.analysis.twins import failures, with_twins
-from rayfed.analysis.verdicts import criterion_of, next_step, run_findings, verdicts
+from rayfed.analysis.verdicts import RunEvidence, collect_evidence, next_step, read_evidence
 from rayfed.errors import noting_errors
 from rayfed.evidence.criteria import modality_of
 from rayfed.evidence.rows import distortions
+from rayfed.evidence.scenario import arm_names
 from rayfed.metrics.known import NOUNS
 from rayfed.privacy.printing import LARGE, at_most
 from rayfed.report import results_text
@@ -42,7 +42,7 @@ from rayfed.report.terminal_results import (
 from rayfed.report.terminal_rounds import RoundLines
 from rayfed.report.time_left import TimeLeft
 from rayfed.report.verdict_table import epsilons
-from rayfed.store.exits import advice, over, status
+from rayfed.store.exits import advice, status
 from rayfed.store.folder import REPORT, SCENARIO
 from rayfed.store.schemas import UNPLAYED
 
@@ -257,7 +257,7 @@ class RunView:
                 self._folder.read_table(name).to_pylist() for name in ("attacks", "inferences")
             )
             with noting_errors(self._note_unprinted):
-                self._say_leakage(over(status(self._folder)))
+                self._say_leakage(self._read_evidence())
             page, todo = f"{self._folder.url}/report.html", advice("interrupted", kind, self._folder.url)
             if kind != "attack":  # the command itself prints `rayfed resume`
                 self.note(f"{page} shows the results so far")
@@ -305,7 +305,8 @@ class RunView:
 
     def _say_results(self) -> None:
         """Print leakage, attacks, inferences, robustness and cost, then the legend and the next step."""
-        self._say_leakage(True)
+        evidence = self._read_evidence()
+        self._say_leakage(evidence)
         found = matrix(self._last.values(), self._scenario)
         if found.outcomes:
             self._say_table(
@@ -313,9 +314,15 @@ class RunView:
             )
         else:
             self._say_cost()
-        self._say_legend()
-        told = verdicts(self._scenario, self._attacks, self._inferences) if self._attacks or self._inferences else []
+        self._say_legend(evidence)
+        told = evidence.verdicts if self._attacks or self._inferences else []
         self._say_next(next_step(self._scenario, self._attacks, told, run=self._url))
+
+    def _read_evidence(self) -> RunEvidence:
+        """Return the verdicts from the folder; without a folder, those on the results of the rounds so far."""
+        if self._folder and self._folder.exists(SCENARIO):
+            return read_evidence(self._folder)
+        return collect_evidence(self._scenario, self._attacks, self._inferences)
 
     @property
     def _url(self) -> str:
@@ -327,11 +334,10 @@ class RunView:
             self.say((title, "bold"))
             self._console.print(table)
 
-    def _say_leakage(self, finished: bool) -> None:
+    def _say_leakage(self, evidence: RunEvidence) -> None:
         """Print the verdicts, then the results of each attack if there are several, then inferences."""
         if self._attacks:
-            criterion = criterion_of(self._scenario, self._attacks)
-            rows = leakage_rows(self._scenario, self._attacks, finished)
+            rows, criterion = evidence.rows, evidence.criterion
             known = status(self._folder) if self._folder else {}
             weights = attacked_weights(self._scenario, known, self._attacks)
             title = results_text.title_of_leakage(self._attacks, weights)
@@ -340,7 +346,7 @@ class RunView:
                 self.say(f"  {line}")
             if not self._brief:
                 self._say_table("Attacks", attacks_table(self._attacks, criterion))
-        claims = summary.claims(self._inferences, summary.arm_names(self._scenario, self._inferences))
+        claims = summary.claims(self._inferences, arm_names(self._scenario, self._inferences))
         if claims:
             self._say_table("Inference", inference_table(claims))
             for claim in claims:
@@ -348,11 +354,10 @@ class RunView:
                     self.say(f"  {claim.attack} on {claim.arm}: {count} {state}: {message}")
         self._say_proved()
 
-    def _say_legend(self) -> None:
+    def _say_legend(self, evidence: RunEvidence) -> None:
         self.say()
         if self._attacks:
-            criterion = criterion_of(self._scenario, self._attacks)
-            rows = leakage_rows(self._scenario, self._attacks)
+            rows, criterion = evidence.rows, evidence.criterion
             for line in results_text.legend(rows, self._attacks, criterion):
                 self.say(line)
             if self._folder and not self._brief:
@@ -387,14 +392,14 @@ class RunView:
             self._scenario, left = self._folder.scenario(), status(self._folder)
         self.say()
         self.say((f"Attacked: {weights}", "bold"))
-        self._say_leakage(True)
+        evidence = self._read_evidence()
+        self._say_leakage(evidence)
         if self._attacks:
-            criterion = criterion_of(self._scenario, self._attacks)
-            found, changed = run_findings(self._scenario, self._attacks), distortions(self._attacks)
+            found, changed = evidence.findings, distortions(self._attacks)
             title = "Attackers: non-adaptive, adaptive, and adaptive with the labels given"
-            self._say_table(title, attackers_table(found, changed, criterion))
-        self._say_legend()
-        told = verdicts(self._scenario, self._attacks, self._inferences)
+            self._say_table(title, attackers_table(found, changed, evidence.criterion))
+        self._say_legend(evidence)
+        told = evidence.verdicts
         step = next_step(self._scenario, self._attacks, told, left.get("enough"), left.get("fewer"))
         for line in filter(None, [step, self._time_unused()]):
             self._say_next(line)

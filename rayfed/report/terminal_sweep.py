@@ -23,9 +23,9 @@ from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.analysis.twins import failures, with_twins
 from rayfed.analysis.verdicts import MOST
 from rayfed.errors import noting_errors
-from rayfed.evidence.findings import State
 from rayfed.metrics.measures import JUDGED
 from rayfed.report.samples import warning
+from rayfed.store.finding import State
 
 if TYPE_CHECKING:
     from rayfed.store.folder import RunFolder

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rayfed.analysis.formats import NONE, points, share
-from rayfed.analysis.leakage_table import LeakageRow, leakage_rows
 from rayfed.analysis.summary import ArmSummary
-from rayfed.analysis.verdicts import Verdict, criterion_of
-from rayfed.evidence.findings import State
+from rayfed.analysis.verdicts import RunEvidence
 from rayfed.evidence.rows import Row, distortions
 from rayfed.privacy.printing import at_most
 from rayfed.report import results_text
 from rayfed.report.results_text import STATES, value_text
 from rayfed.report.text.findings import PARTS
+from rayfed.store.finding import Finding, State
 
 
 @dataclass(frozen=True)
@@ -42,31 +40,22 @@ class VerdictTable:
 
 
 def verdict_table(
-    scenario: Mapping[str, Any],
-    attacks: Sequence[Row],
-    verdicts: Sequence[Verdict],
-    arms: Sequence[ArmSummary],
-    privacy: Sequence[Row],
-    weights: str,
-    finished: bool = True,
+    evidence: RunEvidence, arms: Sequence[ArmSummary], privacy: Sequence[Row], weights: str
 ) -> VerdictTable:
     """Return the table of verdicts of a run; `weights` describes the attacked weights."""
-    criterion = criterion_of(scenario, attacks)
-    by_arm: dict[str, list[LeakageRow]] = {verdict.arm: [] for verdict in verdicts}
-    for row in leakage_rows(scenario, attacks, finished):
-        by_arm.setdefault(row.arm, []).append(row)
+    criterion, attacks, verdicts = evidence.criterion, evidence.attacks, evidence.verdicts
     columns: dict[str, Mapping[str, str]] = {}
     if attacks or not all(verdict.inferred for verdict in verdicts):
-        columns |= _of_attacks(by_arm, scenario, attacks)
+        columns |= _of_attacks(evidence)
     inferred = {verdict.arm: verdict.figure for verdict in verdicts if verdict.figure}
     columns |= {"Inference": inferred}
     columns |= _quality(arms) or {"Distortion": {arm: f"{d:.3f}" for arm, d in distortions(attacks).items()}}
     columns |= {"Epsilon": epsilons(privacy)}
     columns = {heading: cells for heading, cells in columns.items() if set(cells.values()) - {"", NONE}}
-    rows = [row for own in by_arm.values() for row in own]
+    rows = evidence.rows
     sizes = len({row["batch_size"] for row in attacks}) > 1
     reasons = [
-        *results_text.reasons(rows, criterion, finished, sizes),
+        *results_text.reasons(rows, criterion, sizes),
         *results_text.caveats(rows, criterion, sizes),
     ]
     legend = results_text.legend(rows, attacks, criterion) if attacks else []
@@ -97,15 +86,16 @@ def epsilons(privacy: Iterable[Row]) -> dict[str, str]:
     return {arm: ", ".join(said) for arm, said in found.items()}
 
 
-def _of_attacks(
-    by_arm: Mapping[str, Sequence[LeakageRow]], scenario: Mapping[str, Any], attacks: Sequence[Row]
-) -> dict[str, Mapping[str, str]]:
+def _of_attacks(evidence: RunEvidence) -> dict[str, Mapping[str, str]]:
     """Return the columns on reconstructions and labels; figures are those of the batch size with the worst state."""
-    criterion, sizes = criterion_of(scenario, attacks), sorted({row["batch_size"] for row in attacks})
+    criterion, sizes = evidence.criterion, sorted({row["batch_size"] for row in evidence.attacks})
     unit = "Max PSNR (dB)" if criterion.modality == "pixels" else f"Max share of {PARTS[criterion.modality]}"
     at = f", batch size {sizes[0]}" if len(sizes) == 1 else ""
-    worst = {arm: _worst(rows) for arm, rows in by_arm.items() if rows}
-    labels = {arm: [row.labels for row in rows if row.labels is not None] for arm, rows in by_arm.items()}
+    by_arm: dict[str, list[Finding]] = {}
+    for row in evidence.rows:
+        by_arm.setdefault(row.arm, []).append(row)
+    worst = {arm: _worst(rows) for arm, rows in by_arm.items()}
+    labels = {arm: [row.labels.share for row in rows if row.labels] for arm, rows in by_arm.items()}
     return {
         "Verdict": {arm: STATES[row.state] for arm, row in worst.items()},
         f"{criterion.noun.capitalize()}s reconstructed{at}": {
@@ -117,16 +107,14 @@ def _of_attacks(
     }
 
 
-def _worst(rows: Sequence[LeakageRow]) -> LeakageRow:
+def _worst(rows: Sequence[Finding]) -> Finding:
     """Return the row with the worst state, and among these the one with the maximum of the leading metric."""
     return min(rows, key=lambda row: (list(State).index(row.state), -(row.best or 0.0)))
 
 
-def _leaked(rows: Sequence[LeakageRow], several: bool) -> str:
+def _leaked(rows: Sequence[Finding], several: bool) -> str:
     """Return the number of samples that leaked, for each batch size."""
-    counts = [
-        f"{row.leaked} of {row.samples}" + f" at batch size {row.batch_size}" * several for row in rows if row.samples
-    ]
+    counts = [f"{row.leaked} of {row.samples}" + f" at batch size {row.batch}" * several for row in rows if row.samples]
     return ", ".join(counts)
 
 

@@ -12,13 +12,13 @@ from rayfed.analysis.settings import Setting, by_values, of_attacks
 from rayfed.analysis.summary import ArmSummary, setting
 from rayfed.analysis.verdicts import Verdict, closest
 from rayfed.evidence.criteria import Criterion, Judgement, modality_of
-from rayfed.evidence.findings import State
 from rayfed.evidence.rows import Row, measured
 from rayfed.metrics.measures import MEASURES, extreme_of
 from rayfed.privacy.printing import at_most, caution
 from rayfed.report.caption import data_of, named
 from rayfed.report.provenance import begun_with, initial_weights
 from rayfed.report.text.reasons import judgement_text
+from rayfed.store.finding import State
 
 MOST = 8
 """Maximum number of settings that a sentence names."""

@@ -154,6 +154,11 @@ class RunFolder(Files):
             )
         return names
 
+    def remove_table(self, table: str) -> None:
+        """Remove all parts of a table."""
+        for *_, name in self._parts(table):
+            self.remove(name)
+
     def tidy(self) -> None:
         """Remove invalid parts of tables, left by unfinished rounds or by a driver that was taken over."""
         for table in TABLES:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rayfed.evidence.criteria import Criterion
-from rayfed.evidence.findings import Finding
-from rayfed.evidence.labels import Named
 from rayfed.report.text.reasons import attack_text
+from rayfed.store.finding import Finding, RecoveredLabels
 
 PARTS = {"tokens": "tokens", "records": "columns", "pixels": "pixels"}
 """Names of the parts of samples, by modality."""
@@ -29,8 +28,8 @@ def part_text(finding: Finding, criterion: Criterion) -> str:
     which = f": {', '.join(names)}{more}{constant}" if names else ""
     by = "" if finding.part_by == finding.by else f" by {attack_text(finding.part_by)}"
     samples = f"{part.samples} {criterion.noun}" + ("" if part.samples == 1 else "s")
-    parts = f"{100 * part.found:.0f} % of the {PARTS[criterion.modality]} of {samples}"
-    return f"{parts} recovered{by} (baseline {100 * part.guessed:.0f} %){which}"
+    parts = f"{100 * part.recovered:.0f} % of the {PARTS[criterion.modality]} of {samples}"
+    return f"{parts} recovered{by} (baseline {100 * part.baseline:.0f} %){which}"
 
 
 def labels_beyond_text(found: Sequence[Finding]) -> str:
@@ -44,9 +43,9 @@ def labels_beyond_text(found: Sequence[Finding]) -> str:
     return "; ".join(filter(None, (", ".join(labels), with_error)))
 
 
-def _labels_text(batch: int, labels: Named) -> str:
+def _labels_text(batch: int, labels: RecoveredLabels) -> str:
     share = f"{100 * labels.share:.0f} % at batch size {batch} ({_baseline_text(labels)})"
-    whole = f", all labels of {labels.whole} of {len(labels.updates)} updates" if labels.whole else ""
+    whole = f", all labels of {labels.whole} of {labels.updates} updates" if labels.whole else ""
     best = f", by the best of {labels.attempts} attackers" if labels.attempts > 1 else ""
     chance = ", may be due to chance" if labels.by_chance else ""
     return share + whole + best + chance
@@ -57,12 +56,11 @@ def _targets_text(finding: Finding) -> str:
     return f"{finding.targets:.2g} at batch size {finding.batch}{median}"
 
 
-def _baseline_text(labels: Named) -> str:
+def _baseline_text(labels: RecoveredLabels) -> str:
     """Return the baseline of labels as text: the best guess with its share."""
-    guesses = labels.guesses
-    if guesses.in_proportion > max(guesses.evenly, guesses.commonest):
-        return f"labels in the proportions of other clients: {100 * guesses.in_proportion:.0f} %"
-    if guesses.evenly > guesses.commonest:
-        return f"all labels equally often: {100 * guesses.evenly:.0f} %"
-    only = ", the only class" if guesses.commonest == 1 else ""
-    return f"majority class{only}: {100 * guesses.commonest:.0f} %"
+    if labels.in_proportion > max(labels.evenly, labels.commonest):
+        return f"labels in the proportions of other clients: {100 * labels.in_proportion:.0f} %"
+    if labels.evenly > labels.commonest:
+        return f"all labels equally often: {100 * labels.evenly:.0f} %"
+    only = ", the only class" if labels.commonest == 1 else ""
+    return f"majority class{only}: {100 * labels.commonest:.0f} %"

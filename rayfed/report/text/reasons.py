@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rayfed.evidence.criteria import Criterion, Judgement, Missing
-from rayfed.evidence.findings import Attacker, Doubt, Elsewhere, Finding, NoResult, NotRun, Overtaken, Pending
+from rayfed.evidence.criteria import Criterion, Judgement
 from rayfed.metrics.known import METRICS
 from rayfed.reasons import Reason
+from rayfed.store.finding import Attacker, Doubt, Elsewhere, Finding, Missing, NoResult, NotRun, Overtaken, Pending
 
 ATTACKERS: dict[tuple[str, ...], str] = {
     (): "non-adaptive",
@@ -46,6 +46,7 @@ REASONS = {
     Reason.NO_ADAPTIVE_ATTACK_WORKS: "no adaptive attack that was run here succeeds without a defence",
     Reason.NO_UNDEFENDED_ARM: "no arm without a defence was attacked",
     Reason.NOTHING_LEAKS_UNDEFENDED: "the attacks reconstructed nothing without a defence either",
+    Reason.NO_RECONSTRUCTION_ATTACK: "no attack that reconstructs samples was run",
     Reason.DEFENCES_UNKNOWN: "the attackers of a replay do not know the defences of the federation",
 }
 """Text of each reason."""
@@ -76,7 +77,7 @@ def attacker_text(knowledge: Sequence[str]) -> str:
 
 def attack_text(attacker: Attacker | None) -> str:
     """Return an attack with its attacker: `dlg, adaptive`; empty for None."""
-    return f"{attacker.label}, {attacker_text(attacker.knowledge)}" if attacker else ""
+    return f"{attacker.attack}, {attacker_text(attacker.knowledge)}" if attacker else ""
 
 
 def no_result_text(one: NoResult, metric: str = "") -> str:

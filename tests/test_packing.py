@@ -7,8 +7,8 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,11 +26,13 @@ from actors.cluster import Node
 from actors.process import ResourceShare
 from rayfed import scenario as scenarios
 from rayfed.client import plan
+from rayfed.engine import audit as audits
 from rayfed.engine.continuing import gpus_of_run, what_counts
 from rayfed.engine.executor import Call, Crashed, Done, Overdue
 from rayfed.engine.gpus import KINDS, with_devices
-from rayfed.engine.inputs import prepare
+from rayfed.engine.inputs import Inputs, prepare
 from rayfed.engine.machine import device_for
+from rayfed.engine.progress import AuditProgress, Progress
 from rayfed.engine.worker import ClientWorker
 from rayfed.errors import ResourceError
 from rayfed.memory import SIMULATED_PEAK, Peak, keep_within, peak
@@ -193,6 +195,9 @@ class _Played:
 
     def run(self, calls: list[Call]) -> list[Done]:
         _Played.calls += calls
+        for call in calls:
+            if isinstance(error := self.results[call.method], Exception):
+                raise error
         return [Done(call, self.results[call.method], [()] * (call.returns - 1)) for call in calls]
 
 
@@ -271,6 +276,28 @@ def test_a_sweep_whose_largest_values_do_not_fit_together_has_unknown_needs(meas
     sweep = "sweep: {fields: {attacks.inverting_gradients.batch_size: [1, 100]}}\n"
     gradient = "attacks.inverting_gradients.observes=gradient"
     assert measured(2, gradient, text=TEXT + ATTACKS + sweep)[0] == {"clients": 1, "attackers": 1}
+
+
+def test_the_trials_of_an_audit_measure_no_shares() -> None:
+    """They run in this process, which may have GPUs that the attacks' cluster lacks."""
+    inputs = prepare(scenarios.parse(TEXT + ATTACKS), gpus=TWO)
+    assert inputs.scenario.resources.clients.num_gpus == "auto"
+    opened: list[Inputs] = []
+
+    @contextmanager
+    def execution(inputs: Inputs, _: Progress) -> Iterator[None]:
+        opened.append(inputs)
+        yield
+
+    def rehearsed(*args: Any) -> None:
+        args[-1](inputs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(audits, "rehearsed", rehearsed)
+        given: Any = None, None, execution
+        assert audits.audit(*given, lambda: nullcontext(AuditProgress())) == []
+    [scenario] = [one.scenario for one in opened]
+    assert {getattr(scenario.resources, kind).num_gpus for kind in KINDS} == {0}
 
 
 def test_auto_is_the_cpu_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

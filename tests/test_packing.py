@@ -278,6 +278,18 @@ def test_a_sweep_whose_largest_values_do_not_fit_together_has_unknown_needs(meas
     assert measured(2, gradient, text=TEXT + ATTACKS + sweep)[0] == {"clients": 1, "attackers": 1}
 
 
+SWEEP = "sweep: {fields: {training.lr: [0.1, 0.5]}}\n"
+
+
+@pytest.mark.parametrize("call", ["train_largest", "first_observations", "peak", "begin_attack"])
+def test_a_sweep_continues_if_its_largest_trial_cannot_be_measured(measured: Any, call: str) -> None:
+    """Such as a batch that needs too much memory: the sweep may not have this combination. A run ends."""
+    for error in (torch.OutOfMemoryError("too large"), ValueError("of the model")):
+        assert measured(2, text=TEXT + ATTACKS + SWEEP, **{call: error})[0] == {"clients": 1, "attackers": 1}
+        with pytest.raises((ResourceError, ValueError)):
+            measured(2, **{call: error})
+
+
 def test_the_trials_of_an_audit_measure_no_shares() -> None:
     """They run in this process, which may have GPUs that the attacks' cluster lacks."""
     inputs = prepare(scenarios.parse(TEXT + ATTACKS), gpus=TWO)

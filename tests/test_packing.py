@@ -36,6 +36,7 @@ from rayfed.engine.progress import AuditProgress, Progress
 from rayfed.engine.worker import ClientWorker
 from rayfed.errors import ResourceError
 from rayfed.memory import SIMULATED_PEAK, Peak, keep_within, peak
+from rayfed.scenario.trials import largest
 from rayfed.store.checkpoint import Checkpoint
 from rayfed.store.folder import RunFolder
 
@@ -288,6 +289,21 @@ def test_a_sweep_continues_if_its_largest_trial_cannot_be_measured(measured: Any
         assert measured(2, text=TEXT + ATTACKS + SWEEP, **{call: error})[0] == {"clients": 1, "attackers": 1}
         with pytest.raises((ResourceError, ValueError)):
             measured(2, **{call: error})
+
+
+@pytest.mark.parametrize(("samples", "trials"), [(3, 2), (8, 8)])
+def test_a_sweep_measures_no_more_trials_than_it_has(samples: int, trials: int) -> None:
+    """Three fields with two values each have eight combinations."""
+    values = {
+        "training.vectorise": ["auto", "loop"],
+        "model.hidden": [[8], [16]],
+        "federation.evaluate_clients": [True, False],
+    }
+    sweep = f"sweep: {json.dumps({'fields': values, 'search': 'random', 'samples': samples})}\n"
+    found = largest(scenarios.parse(TEXT + sweep))
+    assert len(found) == trials
+    for path, each in values.items():
+        assert {repr(trial.values[path]) for trial in found} == {repr(value) for value in each}
 
 
 def test_the_trials_of_an_audit_measure_no_shares() -> None:

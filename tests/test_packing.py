@@ -26,6 +26,7 @@ from actors.cluster import Node
 from actors.process import ResourceShare
 from rayfed import scenario as scenarios
 from rayfed.client import plan
+from rayfed.client.sent import Sent
 from rayfed.engine import audit as audits
 from rayfed.engine.continuing import gpus_of_run, what_counts
 from rayfed.engine.executor import Call, Crashed, Done, Overdue
@@ -143,6 +144,18 @@ def test_the_largest_cohorts_have_the_largest_client_and_the_most_samples() -> N
     [(round, cohort)] = plan.largest_cohorts(few, np.array([1, 1, 1, 1, 1, 8]))
     assert 5 in cohort
     assert cohort in plan.cohorts(few, round)
+
+
+def test_measuring_includes_what_a_cohort_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sum is on the GPU while the next client trains. A client that fails ends no measuring."""
+    worker, summed = _worker(), list[int]()
+    rule = type(worker.rule("none", Sent(0, {}, {})))
+    partial = rule.partial
+    monkeypatch.setattr(rule, "partial", lambda self, sent: summed.append(1) or partial(self, sent))
+    worker.train_largest()
+    assert len(summed) == 2, "both arms"
+    worker = _worker("training.lr=1e30", "training.steps=3", "training.epochs=null")
+    worker.train_largest()
 
 
 def test_attacks_are_observed_on_every_arm_with_their_earlier_rounds() -> None:

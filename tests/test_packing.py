@@ -25,6 +25,7 @@ from actors.attacker import AttackerActor, _end_soon
 from actors.cluster import Node
 from actors.process import ResourceShare
 from rayfed import scenario as scenarios
+from rayfed.aggregation.median import Median
 from rayfed.client import plan
 from rayfed.client.sent import Sent
 from rayfed.engine import audit as audits
@@ -40,6 +41,7 @@ from rayfed.memory import SIMULATED_PEAK, Peak, keep_within, peak
 from rayfed.scenario.trials import largest
 from rayfed.store.checkpoint import Checkpoint
 from rayfed.store.folder import RunFolder
+from rayfed.update import Update
 
 GIB = 2**30
 NONE, TWO = (dict.fromkeys(KINDS, gpus) for gpus in (0, 2))
@@ -156,6 +158,17 @@ def test_measuring_includes_what_a_cohort_sends(monkeypatch: pytest.MonkeyPatch)
     assert len(summed) == 2, "both arms"
     worker = _worker("training.lr=1e30", "training.steps=3", "training.epochs=null")
     worker.train_largest()
+
+
+def test_rules_that_gather_keep_no_update_on_a_gpu() -> None:
+    """The number of updates of a call grows with the round, so they do not fit into a share."""
+    there = Update(0, 0, {"w": torch.zeros(2, device="meta")}, {"b": torch.zeros(1)}, 3, 0.0)
+    moved = list[torch.Tensor]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rayfed.aggregation.gathering.on_host", lambda t: moved.append(t) or torch.zeros(t.shape))
+        [received] = Median().partial([there])
+    assert len(moved) == 2
+    assert received.tensors["w"].device == torch.device("cpu")
 
 
 def test_attacks_are_observed_on_every_arm_with_their_earlier_rounds() -> None:

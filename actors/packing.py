@@ -186,9 +186,13 @@ def _run_of_trial(workers: Workers, kind: Kind, calls: Sequence[Call]) -> list[D
 
 
 def _measure(inputs: Inputs, kinds: Sequence[Kind], run: Callable[..., list[Done]] = _run) -> Needs:
-    """Return the peak of one actor of each of these kinds, which has a GPU to itself; None for unknown."""
+    """Return the peak of one actor of each of these kinds, which has a GPU to itself; None for unknown.
+
+    A client actor observes also for attackers that are not measured, because an observation may need more memory than
+    training.
+    """
     scenario = with_num_gpus(inputs.scenario, dict.fromkeys(_automatic(inputs.scenario), 1.0))
-    attacked = list(range(len(scenario.attacks))) if "attackers" in kinds else []
+    attacked = range(len(scenario.attacks))
     allotment = divide(list(alive().values()), scenario, 1, len(attacked))
     data, needs = inputs.data, dict[Kind, Peak | None]()
     parts = data, Parts.of(inputs.parts), Parts.of(inputs.validation)

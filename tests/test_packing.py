@@ -332,6 +332,13 @@ def test_a_sweep_measures_no_more_trials_than_it_has(samples: int, trials: int) 
         assert {repr(trial.values[path]) for trial in found} == {repr(value) for value in each}
 
 
+def test_clients_observe_while_measured_whatever_attackers_compute_on(measured: Any) -> None:
+    """An observation may have a larger batch than training."""
+    shares, calls = measured(1, "resources.attackers.num_gpus=0")
+    assert shares == {"clients": 0.125, "attackers": 0}
+    assert [call.method for call in calls] == ["train_largest", "first_observations", "first_observations", "peak"]
+
+
 def test_the_trials_of_an_audit_measure_no_shares() -> None:
     """They run in this process, which may have GPUs that the attacks' cluster lacks."""
     inputs = prepare(scenarios.parse(TEXT + ATTACKS), gpus=TWO)

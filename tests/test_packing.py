@@ -452,6 +452,24 @@ def test_the_gpus_of_a_kind_are_those_of_its_nodes(
     assert cluster.available_gpus("there", scenario) == gpus
 
 
+def test_gpus_of_a_node_without_cpus_for_an_actor_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "alive", lambda: {"a": Node(0, 4), "b": Node(2, 1), "c": Node(64, 0)})
+    monkeypatch.setattr(cluster, "connected", lambda *_: nullcontext())
+    scenario = scenarios.parse(TEXT + ATTACKS + "resources: {clients: {num_cpus: 4}}\n")
+    assert cluster.available_gpus("there", scenario) == {"clients": 0, "attackers": 1}
+
+
+def test_no_cluster_is_asked_if_all_numbers_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[object]()
+    monkeypatch.setattr(cluster, "connected", lambda *address: nullcontext(asked.append(address)))
+    monkeypatch.setattr(cluster, "alive", dict)
+    given = "resources: {clients: {num_gpus: 0.5}, attackers: {num_gpus: 0}}\n"
+    assert cluster.available_gpus("there", scenarios.parse(TEXT + given)) == NONE
+    assert not asked
+    cluster.available_gpus("there", scenarios.parse(TEXT))
+    assert asked
+
+
 def test_clients_may_be_anywhere_if_nothing_attacks_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "alive", lambda: {"a": Node(8, 2, {"kind": "gpu"})})
     monkeypatch.setattr(cluster, "connected", lambda *_: nullcontext())

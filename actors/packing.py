@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from math import floor
+from math import ceil, floor
 from typing import Literal, TypeAlias
 
 from actors.actor_pool import ActorPool
@@ -107,7 +107,7 @@ def shares_of(needs: Needs, gpus: int) -> dict[str, float]:
     if len(known) == len(needs) or room - needed <= CONTEXT:
         raise ResourceError(_too_large(known))
     [first] = known
-    share = _rounded(needed / room)
+    share = ceil(needed / room * _UNITS - 1e-6) / _UNITS  # not rounded down, because it has no room to spare
     return {kind: share if kind == first else _rounded(1 - share) for kind in needs}
 
 

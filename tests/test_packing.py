@@ -118,6 +118,8 @@ def test_an_unknown_need_is_a_whole_gpu_or_what_the_other_kind_leaves() -> None:
     assert packing.shares_of({"clients": client, "attackers": None}, 2) == {"clients": 0.25, "attackers": 1}
     assert packing.shares_of({"clients": client, "attackers": None}, 1) == {"clients": 0.25, "attackers": 0.75}
     assert packing.shares_of({"clients": None, "attackers": None}, 1) == {"clients": 0.5, "attackers": 0.5}
+    third = packing.shares_of({"clients": Peak(5 * GIB // 2, 0, 9 * GIB), "attackers": None}, 1)
+    assert third == {"clients": 0.3334, "attackers": 0.6666}, "all of what the client needs"
     with pytest.raises(ResourceError):
         packing.shares_of({"clients": Peak(8 * GIB, 0, 8 * GIB), "attackers": None}, 1)
 

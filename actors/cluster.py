@@ -55,8 +55,11 @@ def connected(address: str | None, scenario: Scenario) -> Iterator[None]:
 def available_gpus(address: str | None, scenario: Scenario) -> dict[str, int]:
     """Return the number of GPUs that each kind of actor may use, in the cluster or on this machine.
 
-    Ray counts the GPUs. On this machine PyTorch must find them, too, so the smaller number holds.
+    Ray counts the GPUs. On this machine PyTorch must find them, too, so the smaller number holds. Without
+    `num_gpus: auto` nothing depends on the number, so it is 0, and no cluster is asked.
     """
+    if all(getattr(scenario.resources, kind).num_gpus != "auto" for kind in KINDS):
+        return dict.fromkeys(KINDS, 0)
     here = gpus_here() if not address and (local_ray.is_own() or not ray.is_initialized()) else None
     if here and not any(here.values()):
         return here  # Ray, which may still be starting, has nothing to add
@@ -69,8 +72,8 @@ def available_gpus(address: str | None, scenario: Scenario) -> dict[str, int]:
 
 
 def gpus_for(share: ResourceShare, nodes: Sequence[Node]) -> int:
-    """Return the number of GPUs on the nodes where such an actor may be."""
-    return sum(int(node.gpus) for node in nodes if share.may_be_on(node.labels))
+    """Return the number of GPUs on the nodes where such an actor may be, and that have the CPUs for it."""
+    return sum(int(n.gpus) for n in nodes if share.may_be_on(n.labels) and n.cpus >= share.num_cpus)
 
 
 @contextmanager

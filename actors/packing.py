@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from math import floor
+from math import ceil, floor
 from typing import Literal, TypeAlias
 
 from actors.actor_pool import ActorPool
@@ -107,7 +107,7 @@ def shares_of(needs: Needs, gpus: int) -> dict[str, float]:
     if len(known) == len(needs) or room - needed <= CONTEXT:
         raise ResourceError(_too_large(known))
     [first] = known
-    share = _rounded(needed / room)
+    share = ceil(needed / room * _UNITS - 1e-6) / _UNITS  # not rounded down, because it has no room to spare
     return {kind: share if kind == first else _rounded(1 - share) for kind in needs}
 
 
@@ -157,40 +157,66 @@ def _too_large(known: Needs) -> str:
 
 
 def _measure_trial(scenario: Scenario, trial: Trial, gpus: Mapping[str, int], kinds: Sequence[Kind]) -> Needs:
-    """Return the needs of a sweep's trial; unknown if its values do not fit together."""
+    """Return the needs of a sweep's trial; unknown if its values do not fit together, or if a call fails."""
+    unknown: Needs = dict.fromkeys(kinds)  # the sweep may not have this combination; if it has, its row has the error
     try:
         inputs = prepare(scenario_of(scenario, trial), gpus=gpus)
-    except UserError:  # the sweep may not have this combination; if it has, the trial's row has the error
-        return dict.fromkeys(kinds)
-    return _measure(inputs, kinds)
+    except UserError:
+        return unknown
+    try:
+        return _measure(inputs, kinds, _run_of_trial)
+    except _CallFailed:
+        return unknown
 
 
-def _measure(inputs: Inputs, kinds: Sequence[Kind]) -> Needs:
-    """Return the peak of one actor of each of these kinds, which has a GPU to itself; None for unknown."""
+def _run(workers: Workers, kind: Kind, calls: Sequence[Call]) -> list[Done]:
+    with explaining(kind):
+        return list(workers.run(calls))
+
+
+class _CallFailed(Exception):
+    """Signal that a measuring call of a sweep's trial has failed, such as by too little memory."""
+
+
+def _run_of_trial(workers: Workers, kind: Kind, calls: Sequence[Call]) -> list[Done]:
+    try:
+        return _run(workers, kind, calls)
+    except Exception as error:  # from the model, the data or the machine
+        raise _CallFailed from error
+
+
+def _measure(inputs: Inputs, kinds: Sequence[Kind], run: Callable[..., list[Done]] = _run) -> Needs:
+    """Return the peak of one actor of each of these kinds, which has a GPU to itself; None for unknown.
+
+    A client actor observes also for attackers that are not measured, because an observation may need more memory than
+    training.
+    """
     scenario = with_num_gpus(inputs.scenario, dict.fromkeys(_automatic(inputs.scenario), 1.0))
-    attacked = list(range(len(scenario.attacks))) if "attackers" in kinds else []
+    attacked = range(len(scenario.attacks))
     allotment = divide(list(alive().values()), scenario, 1, len(attacked))
     data, needs = inputs.data, dict[Kind, Peak | None]()
     parts = data, Parts.of(inputs.parts), Parts.of(inputs.validation)
     check_alone(replace(allotment, clients=1, attackers=0))
     with closing(Workers(ActorPool(), 1, ClientActor, allotment.client, scenario, *parts)) as clients:
+        clients.wait()
         if "clients" in kinds:
-            _run(clients, "clients", [Call("train_largest", ())])
+            run(clients, "clients", [Call("train_largest", ())])
         arms = resolve(scenario).values()
         observe = [
             Call("first_observations", (arm.name, i), (scenario.attacks[i], arm), returns=2)
             for i in attacked
             for arm in arms
         ]
-        observed = _run(clients, "clients", observe)
+        observed = run(clients, "clients", observe)
         if "clients" in kinds:
-            needs["clients"] = _run(clients, "clients", [Call("peak", ())])[0].result
+            needs["clients"] = run(clients, "clients", [Call("peak", ())])[0].result
     if "attackers" in kinds:
         check_alone(replace(allotment, clients=0, attackers=1))
         made_of = AttackerActor, allotment.attacker, data.sample.published(), len(data.classes)
         calls = [_first_attack(scenario, done) for done in observed if done.result]
         with closing(Workers(ActorPool(), 1, *made_of)) as attackers:
-            results = [done.result for done in _run(attackers, "attackers", calls)]
+            attackers.wait()
+            results = [done.result for done in run(attackers, "attackers", calls)]
         failed = len(calls) < len(observed) or any(isinstance(result, Overdue | Crashed) for result in results)
         needs["attackers"] = None if failed else largest(results)
     return needs
@@ -206,9 +232,3 @@ def _first_attack(scenario: Scenario, observed: Done) -> Call:
     (attack, arm), victims, [observations] = observed.call.tag, observed.result, observed.rest
     args = attack, arm.to_attackers(), observations, keys_of(scenario, attack, 0, victims)
     return Call("begin_attack", args, limit=limit_of(scenario, victims), crashes=CRASHES)
-
-
-def _run(workers: Workers, kind: Kind, calls: Sequence[Call]) -> list[Done]:
-    workers.wait()
-    with explaining(kind):
-        return list(workers.run(calls))

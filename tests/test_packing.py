@@ -7,8 +7,8 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,17 +25,23 @@ from actors.attacker import AttackerActor, _end_soon
 from actors.cluster import Node
 from actors.process import ResourceShare
 from rayfed import scenario as scenarios
+from rayfed.aggregation.median import Median
 from rayfed.client import plan
+from rayfed.client.sent import Sent
+from rayfed.engine import audit as audits
 from rayfed.engine.continuing import gpus_of_run, what_counts
 from rayfed.engine.executor import Call, Crashed, Done, Overdue
 from rayfed.engine.gpus import KINDS, with_devices
-from rayfed.engine.inputs import prepare
+from rayfed.engine.inputs import Inputs, prepare
 from rayfed.engine.machine import device_for
+from rayfed.engine.progress import AuditProgress, Progress
 from rayfed.engine.worker import ClientWorker
 from rayfed.errors import ResourceError
 from rayfed.memory import SIMULATED_PEAK, Peak, keep_within, peak
+from rayfed.scenario.trials import largest
 from rayfed.store.checkpoint import Checkpoint
 from rayfed.store.folder import RunFolder
+from rayfed.update import Update
 
 GIB = 2**30
 NONE, TWO = (dict.fromkeys(KINDS, gpus) for gpus in (0, 2))
@@ -112,6 +118,8 @@ def test_an_unknown_need_is_a_whole_gpu_or_what_the_other_kind_leaves() -> None:
     assert packing.shares_of({"clients": client, "attackers": None}, 2) == {"clients": 0.25, "attackers": 1}
     assert packing.shares_of({"clients": client, "attackers": None}, 1) == {"clients": 0.25, "attackers": 0.75}
     assert packing.shares_of({"clients": None, "attackers": None}, 1) == {"clients": 0.5, "attackers": 0.5}
+    third = packing.shares_of({"clients": Peak(5 * GIB // 2, 0, 9 * GIB), "attackers": None}, 1)
+    assert third == {"clients": 0.3334, "attackers": 0.6666}, "all of what the client needs"
     with pytest.raises(ResourceError):
         packing.shares_of({"clients": Peak(8 * GIB, 0, 8 * GIB), "attackers": None}, 1)
 
@@ -140,6 +148,29 @@ def test_the_largest_cohorts_have_the_largest_client_and_the_most_samples() -> N
     [(round, cohort)] = plan.largest_cohorts(few, np.array([1, 1, 1, 1, 1, 8]))
     assert 5 in cohort
     assert cohort in plan.cohorts(few, round)
+
+
+def test_measuring_includes_what_a_cohort_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sum is on the GPU while the next client trains. A client that fails ends no measuring."""
+    worker, summed = _worker(), list[int]()
+    rule = type(worker.rule("none", Sent(0, {}, {})))
+    partial = rule.partial
+    monkeypatch.setattr(rule, "partial", lambda self, sent: summed.append(1) or partial(self, sent))
+    worker.train_largest()
+    assert len(summed) == 2, "both arms"
+    worker = _worker("training.lr=1e30", "training.steps=3", "training.epochs=null")
+    worker.train_largest()
+
+
+def test_rules_that_gather_keep_no_update_on_a_gpu() -> None:
+    """The number of updates of a call grows with the round, so they do not fit into a share."""
+    there = Update(0, 0, {"w": torch.zeros(2, device="meta")}, {"b": torch.zeros(1)}, 3, 0.0)
+    moved = list[torch.Tensor]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rayfed.aggregation.gathering.on_host", lambda t: moved.append(t) or torch.zeros(t.shape))
+        [received] = Median().partial([there])
+    assert len(moved) == 2
+    assert received.tensors["w"].device == torch.device("cpu")
 
 
 def test_attacks_are_observed_on_every_arm_with_their_earlier_rounds() -> None:
@@ -193,6 +224,9 @@ class _Played:
 
     def run(self, calls: list[Call]) -> list[Done]:
         _Played.calls += calls
+        for call in calls:
+            if isinstance(error := self.results[call.method], Exception):
+                raise error
         return [Done(call, self.results[call.method], [()] * (call.returns - 1)) for call in calls]
 
 
@@ -271,6 +305,62 @@ def test_a_sweep_whose_largest_values_do_not_fit_together_has_unknown_needs(meas
     sweep = "sweep: {fields: {attacks.inverting_gradients.batch_size: [1, 100]}}\n"
     gradient = "attacks.inverting_gradients.observes=gradient"
     assert measured(2, gradient, text=TEXT + ATTACKS + sweep)[0] == {"clients": 1, "attackers": 1}
+
+
+SWEEP = "sweep: {fields: {training.lr: [0.1, 0.5]}}\n"
+
+
+@pytest.mark.parametrize("call", ["train_largest", "first_observations", "peak", "begin_attack"])
+def test_a_sweep_continues_if_its_largest_trial_cannot_be_measured(measured: Any, call: str) -> None:
+    """Such as a batch that needs too much memory: the sweep may not have this combination. A run ends."""
+    for error in (torch.OutOfMemoryError("too large"), ValueError("of the model")):
+        assert measured(2, text=TEXT + ATTACKS + SWEEP, **{call: error})[0] == {"clients": 1, "attackers": 1}
+        with pytest.raises((ResourceError, ValueError)):
+            measured(2, **{call: error})
+
+
+@pytest.mark.parametrize(("samples", "trials"), [(3, 2), (8, 8)])
+def test_a_sweep_measures_no_more_trials_than_it_has(samples: int, trials: int) -> None:
+    """Three fields with two values each have eight combinations."""
+    values = {
+        "training.vectorise": ["auto", "loop"],
+        "model.hidden": [[8], [16]],
+        "federation.evaluate_clients": [True, False],
+    }
+    sweep = f"sweep: {json.dumps({'fields': values, 'search': 'random', 'samples': samples})}\n"
+    found = largest(scenarios.parse(TEXT + sweep))
+    assert len(found) == trials
+    for path, each in values.items():
+        assert {repr(trial.values[path]) for trial in found} == {repr(value) for value in each}
+
+
+def test_clients_observe_while_measured_whatever_attackers_compute_on(measured: Any) -> None:
+    """An observation may have a larger batch than training."""
+    shares, calls = measured(1, "resources.attackers.num_gpus=0")
+    assert shares == {"clients": 0.125, "attackers": 0}
+    assert [call.method for call in calls] == ["train_largest", "first_observations", "first_observations", "peak"]
+
+
+def test_the_trials_of_an_audit_measure_no_shares() -> None:
+    """They run in this process, which may have GPUs that the attacks' cluster lacks."""
+    inputs = prepare(scenarios.parse(TEXT + ATTACKS), gpus=TWO)
+    assert inputs.scenario.resources.clients.num_gpus == "auto"
+    opened: list[Inputs] = []
+
+    @contextmanager
+    def execution(inputs: Inputs, _: Progress) -> Iterator[None]:
+        opened.append(inputs)
+        yield
+
+    def rehearsed(*args: Any) -> None:
+        args[-1](inputs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(audits, "rehearsed", rehearsed)
+        given: Any = None, None, execution
+        assert audits.audit(*given, lambda: nullcontext(AuditProgress())) == []
+    [scenario] = [one.scenario for one in opened]
+    assert {getattr(scenario.resources, kind).num_gpus for kind in KINDS} == {0}
 
 
 def test_auto_is_the_cpu_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,6 +452,24 @@ def test_the_gpus_of_a_kind_are_those_of_its_nodes(
     monkeypatch.setattr(cluster, "connected", lambda *_: nullcontext())
     scenario = scenarios.parse(TEXT + ATTACKS + f"resources: {json.dumps(labels)}\n")
     assert cluster.available_gpus("there", scenario) == gpus
+
+
+def test_gpus_of_a_node_without_cpus_for_an_actor_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "alive", lambda: {"a": Node(0, 4), "b": Node(2, 1), "c": Node(64, 0)})
+    monkeypatch.setattr(cluster, "connected", lambda *_: nullcontext())
+    scenario = scenarios.parse(TEXT + ATTACKS + "resources: {clients: {num_cpus: 4}}\n")
+    assert cluster.available_gpus("there", scenario) == {"clients": 0, "attackers": 1}
+
+
+def test_no_cluster_is_asked_if_all_numbers_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[object]()
+    monkeypatch.setattr(cluster, "connected", lambda *address: nullcontext(asked.append(address)))
+    monkeypatch.setattr(cluster, "alive", dict)
+    given = "resources: {clients: {num_gpus: 0.5}, attackers: {num_gpus: 0}}\n"
+    assert cluster.available_gpus("there", scenarios.parse(TEXT + given)) == NONE
+    assert not asked
+    cluster.available_gpus("there", scenarios.parse(TEXT))
+    assert asked
 
 
 def test_clients_may_be_anywhere_if_nothing_attacks_them(monkeypatch: pytest.MonkeyPatch) -> None:

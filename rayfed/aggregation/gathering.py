@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rayfed import gradients
 from rayfed.aggregation.base import Aggregation
+from rayfed.memory import on_host
 from rayfed.update import Named, Update
 
 
@@ -33,8 +34,8 @@ class Gathering(Aggregation[Update, list[Received], list[Received]]):
     gathers: ClassVar[bool] = True
 
     def partial(self, sent: Iterable[Update]) -> list[Received]:
-        """Return the unchanged updates of one cohort of clients."""
-        return [Received(update.tensors, update.buffers, update.samples) for update in sent]
+        """Return the unchanged updates of one cohort of clients, on the CPU: a GPU could hold only some of a round."""
+        return [Received(_on_host(update.tensors), _on_host(update.buffers), update.samples) for update in sent]
 
     def merge(self, left: list[Received], right: list[Received]) -> list[Received]:
         """Concatenate two lists of updates, in the order of the cohorts."""
@@ -57,3 +58,7 @@ class Gathering(Aggregation[Update, list[Received], list[Received]]):
             return {}
         vectors = torch.stack([gradients.flatten(named) for named in sent])
         return gradients.unflatten(self.reduce(vectors, samples.to(vectors)), like=sent[0])
+
+
+def _on_host(named: Named) -> Named:
+    return {name: on_host(tensor) for name, tensor in named.items()}

@@ -20,6 +20,8 @@ from rayfed.engine import runs
 from rayfed.engine.auditing import Budget, TooShort, rehearsed
 from rayfed.engine.executor import Execution
 from rayfed.engine.finding import dotted, loss_section, search_where
+from rayfed.engine.gpus import KINDS, with_devices
+from rayfed.engine.inputs import Inputs
 from rayfed.engine.local import local
 from rayfed.engine.progress import AuditProgress, Progress
 from rayfed.engine.tables import RoundTables
@@ -71,7 +73,7 @@ def audit(
     audited: list[Audited] = []
     with ExitStack() as started:
         with watch() as progress:
-            start = lambda inputs: started.enter_context(execution(inputs, Progress()))  # noqa: E731
+            start = lambda inputs: started.enter_context(execution(_without_gpus(inputs), Progress()))  # noqa: E731
             found = rehearsed(plan, changes, budget, progress, shrink, start)
         give_back_cache()  # trials run in this process and share the GPU with the actors
         if found is None:
@@ -93,6 +95,14 @@ def audit(
                 progress.audited(weights, f"{played.url}/report.html")
             audited.append(Audited(played, weights, arms, short))
     return audited
+
+
+def _without_gpus(inputs: Inputs) -> Inputs:
+    """Return the inputs of trials with `num_gpus: auto` replaced by 0, to open an execution before the attacks.
+
+    Each run measures its own shares of GPUs, and the trials' GPUs are those of this process, not of a cluster.
+    """
+    return replace(inputs, scenario=with_devices(inputs.scenario, dict.fromkeys(KINDS, 0)))
 
 
 def model_of(given: str | Mapping[str, Any] | None, trained: Trained | None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import cached_property, partial
 from math import inf
 from typing import Any
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rayfed.aggregation.over_channel import OverChannel
 from rayfed.aggregation.server import TreeFold
 from rayfed.attacks.base import Guess, Inference, Reconstruction
 from rayfed.attacks.fit import judged
@@ -32,7 +33,7 @@ from rayfed.client.visit import ClientVisit, Truth
 from rayfed.defences.base import Batch
 from rayfed.engine.inputs import scorer
 from rayfed.engine.tables import Rows, Scored
-from rayfed.errors import UserError, noting_errors
+from rayfed.errors import ClientError, UserError, noting_errors
 from rayfed.memory import Peak, peak
 from rayfed.metrics.score import Scorer
 from rayfed.models.private import without
@@ -78,11 +79,18 @@ class ClientWorker(ClientRuntime):
             for round, cohort in plan.largest_cohorts(
                 self.scenario, self.parts.sizes, aggregation_of(spec).asynchronous
             ):
-                sent = self.here(Sent(round, arm.weights, arm.buffers))
-                tasks = [self.task(name, sent, client, self.parts[client], {}) for client in cohort]
-                deque(cohort_updates(tasks, spec.training.in_round(round), arm.defences), maxlen=0)
+                self._train(name, self.here(Sent(round, arm.weights, arm.buffers)), cohort)
             rows = min(_EVALUATED, len(self.data.test_labels))
             self.evaluate(name, Sent(0, arm.weights, arm.buffers), 0, rows)
+
+    def _train(self, name: str, sent: Sent, cohort: Sequence[int]) -> None:
+        """Train a cohort on an arm as in a round, but without encryption, which is slow and needs no GPU."""
+        if not isinstance(self._aggregations[name], OverChannel):
+            with suppress(ClientError):  # the run then reports the client
+                self.cohort(name, sent, cohort, {})
+            return
+        arm, tasks = self.arm(name), [self.task(name, sent, client, self.parts[client], {}) for client in cohort]
+        deque(cohort_updates(tasks, arm.spec.training.in_round(sent.round), arm.defences), maxlen=0)
 
     def peak(self) -> Peak:
         """Return the peak GPU memory of this process so far."""

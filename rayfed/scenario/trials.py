@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import exp, floor, log
+from math import exp, floor, log, prod
 from typing import Any
 
 import numpy as np
@@ -66,11 +66,16 @@ def check_values(scenario: Scenario) -> None:
 def largest(scenario: Scenario) -> list[Trial]:
     """Return trials of all arms together with the largest number of each swept field, for measuring memory.
 
-    Values that are not numbers are all included, in each combination. A scenario without a sweep is one trial.
+    Values that are not numbers are all included, in each combination. If a search tries fewer settings than there are
+    combinations, each value is included once. A scenario without a sweep is one trial.
     """
-    fields = {} if scenario.sweep is None else scenario.sweep.fields
-    chosen = product(*(_largest(values) for values in fields.values()))
-    return [Trial(i, None, dict(zip(fields, values, strict=True)), 0) for i, values in enumerate(chosen)]
+    sweep = Sweep() if scenario.sweep is None else scenario.sweep
+    each = [_largest(values) for values in sweep.fields.values()]
+    chosen: Iterable[Sequence[Any]] = product(*each)
+    if sweep.samples is not None and prod(map(len, each)) > sweep.samples:
+        most = max(map(len, each))
+        chosen = list(zip(*(values + values[-1:] * (most - len(values)) for values in each), strict=True))
+    return [Trial(i, None, dict(zip(sweep.fields, values, strict=True)), 0) for i, values in enumerate(chosen)]
 
 
 def _largest(values: list[Any] | Range) -> list[Any]:

@@ -43,9 +43,9 @@ from rayfed.engine.local import LocalExecutor, local
 from rayfed.engine.progress import AuditProgress, Progress
 from rayfed.engine.rehearsing import Pace, Trial
 from rayfed.errors import ClientError, ResourceError, UserError
-from rayfed.evidence.methods import FEWEST, METHODS, MOST, USEFUL, Method
 from rayfed.evidence.criteria import Criterion
 from rayfed.evidence.findings import GRADIENT_FIT_TOL, findings
+from rayfed.evidence.methods import FEWEST, METHODS, MOST, USEFUL, Method
 from rayfed.models.build import build_model
 from rayfed.models.describe import described
 from rayfed.reasons import Reason

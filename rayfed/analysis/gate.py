@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rayfed import reasons
 from rayfed.analysis.formats import duration
-from rayfed.analysis.membership import RATES, Roc, roc, stated
 from rayfed.analysis.summary import arm_names, arm_spec, knowledge_of, recorded, undefended
 from rayfed.analysis.unanswered import closed_forms, unanswered
 from rayfed.analysis.verdicts import NOTHING_REBUILT, UNFINISHED, criterion_of, run_findings
@@ -25,6 +24,7 @@ from rayfed.evidence.criteria import Criterion, Missing
 from rayfed.evidence.findings import Finding
 from rayfed.evidence.findings import State as FindingState
 from rayfed.evidence.labels import LUCK, named
+from rayfed.evidence.membership import RATES, Roc, compute_roc
 from rayfed.evidence.rows import Knowledge, Row, code_given, label_of, labels_given, measured
 from rayfed.metrics.base import Metric
 from rayfed.metrics.known import METRICS, NOUNS, leading, metrics_of, modality_by
@@ -33,6 +33,7 @@ from rayfed.metrics.roc import Estimate, share
 from rayfed.metrics.top import TOP_1
 from rayfed.reasons import Reason
 from rayfed.report.text.findings import labels_beyond_text, part_text
+from rayfed.report.text.membership import rate_text
 from rayfed.report.text.reasons import REASONS, attack_text, doubt_text, no_results_text, not_run_text, overtaken_text
 from rayfed.store.schemas import ANSWERED, WANT_OF_TIME
 
@@ -474,12 +475,12 @@ class Played:
         return self._identified(bound, arm) if bound.name == IDENTITY else self._members(bound, arm)
 
     def _members(self, bound: Bound, arm: str) -> dict[str, Estimate | None]:
-        curves = {title: roc(rows) for title, rows in self._asked(bound, arm).items()}
+        curves = {title: compute_roc(rows) for title, rows in self._asked(bound, arm).items()}
         return {title: _estimate(bound, curve) for title, curve in curves.items() if curve}
 
     def _few(self, bound: Bound, arm: str) -> str:
-        curves = map(roc, self._asked(bound, arm).values())
-        return next((stated(curve, RATES[-1]) for curve in curves if curve), "no membership attack has a result")
+        curves = map(compute_roc, self._asked(bound, arm).values())
+        return next((rate_text(curve, RATES[-1]) for curve in curves if curve), "no membership attack has a result")
 
     def _identified(self, bound: Bound, arm: str) -> dict[str, Estimate | None]:
         """Return the share of samples whose person each attack reveals in any repeat; no result means not revealed."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rayfed.analysis.membership import pooled, roc
+from rayfed.evidence.membership import compute_roc, pool_scores
 from rayfed.evidence.rows import Row, measured
 from rayfed.metrics.roc import Estimate, false_positives, needed, share
 from rayfed.privacy.printing import share_at_most
@@ -118,10 +118,10 @@ def check_bounds(folder: RunFolder) -> None:
 
 def _of_members(curve: Sequence[Row], inferences: Sequence[Row]) -> list[Comparison]:
     """Compare a membership attack with its bound, unless its control identifies members without the update."""
-    told = roc([row for row in inferences if row["metric"] == "auc" and row["status"] == "ok"])
+    told = compute_roc([row for row in inferences if row["metric"] == "auc" and row["status"] == "ok"])
     if told is None or told.control is None or not _by_chance(told.control):
         return []
-    members, others = pooled([row for row in inferences if row.get("scores")], "score")
+    members, others = pool_scores([row for row in inferences if row.get("scores")], "score")
     found = []
     for rate in RATES:
         if len(others) < needed(rate):

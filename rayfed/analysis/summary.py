@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from rayfed import registry
-from rayfed.analysis.membership import Roc, roc
+from rayfed.evidence.membership import Roc, compute_roc
 from rayfed.evidence.rows import Row, knowledge_in, label_of, labels_given, measured
 from rayfed.metrics.known import METRICS
 from rayfed.store.arms import Pair, name_arm, name_pairs
@@ -313,7 +313,7 @@ def _claim(rows: Sequence[Row]) -> Claim:
         value=spread(row["value"] for row in answered),
         chance=spread(row["chance"] for row in answered),
         control=spread(row.get("control") for row in answered),
-        roc=roc(answered),
+        roc=compute_roc(answered),
         candidates=sum(row["candidates"] or 0 for row in answered),
         failures=dict(Counter((row["status"], row["message"] or "") for row in rows if row["status"] != "ok")),
     )

@@ -10,7 +10,6 @@ import pyarrow as pa
 
 from rayfed import registry
 from rayfed.analysis.audit import FEWEST, METHODS
-from rayfed.analysis.membership import area, in_words, stated, untold
 from rayfed.analysis.summary import Claim, arm_names, arm_spec, claims, recorded, undefended
 from rayfed.analysis.unanswered import closed_forms
 from rayfed.evidence.criteria import Criterion, modality_of
@@ -19,6 +18,7 @@ from rayfed.evidence.rows import Row
 from rayfed.metrics.known import NOUNS, leading, modality_by
 from rayfed.reasons import NEAR, Reason
 from rayfed.report.text.findings import labels_beyond_text
+from rayfed.report.text.membership import auc_text, identification_text, rate_text, unknown_rates_text
 from rayfed.report.text.reasons import attack_text, doubt_text, no_results_text, not_run_text, pending_text
 from rayfed.store.folder import SCENARIO
 from rayfed.store.schemas import UNPLAYED
@@ -90,7 +90,7 @@ class Verdict:
     @property
     def unknown_rates(self) -> list[str]:
         """Return texts on the rates of membership attacks that too few non-members leave unknown."""
-        return list(dict.fromkeys(said for claim in self.claims if claim.roc for said in untold(claim.roc)))
+        return list(dict.fromkeys(said for claim in self.claims if claim.roc for said in unknown_rates_text(claim.roc)))
 
 
 def closest(attacks: Sequence[Row], criterion: Criterion) -> Row | None:
@@ -446,10 +446,10 @@ def claimed(claim: Claim) -> str:
     """Return a sentence on the result of an inference attack (without reconstructions), compared with chance."""
     failures = "".join(f"; {status}: {message}" for status, message in claim.failures)
     if claim.roc:
-        control = f"control without the update {area(claim.roc.control)}" if claim.roc.control else "no control"
-        rates = [stated(claim.roc, rate) for rate, share in claim.roc.true_positives.items() if share]
-        told = ", ".join([f"pooled AUC {area(claim.roc.auc)}", control, *rates])
-        return f"{claim.attack} on {claim.roc.members} members: {in_words(claim.roc)}: {told}{failures}"
+        control = f"control without the update {auc_text(claim.roc.control)}" if claim.roc.control else "no control"
+        rates = [rate_text(claim.roc, rate) for rate, share in claim.roc.true_positives.items() if share]
+        told = ", ".join([f"pooled AUC {auc_text(claim.roc.auc)}", control, *rates])
+        return f"{claim.attack} on {claim.roc.members} members: {identification_text(claim.roc)}: {told}{failures}"
     if not claim.value or not claim.chance:
         return f"{claim.attack}: nothing inferred{failures}"
     metric = claim.metric.replace("_", " ")

@@ -19,11 +19,11 @@ from typing import Any
 from rayfed import registry
 from rayfed.analysis import summary
 from rayfed.analysis.formats import NONE, duration, near, points, share, size
-from rayfed.analysis.membership import Roc, area, untold
 from rayfed.analysis.proved import comparisons, nearest_to_bounds, uncovered
 from rayfed.analysis.summary import Claim, Leak
 from rayfed.analysis.verdicts import Verdict, closest, criterion_of, guess, run_findings, verdicts
 from rayfed.evidence.findings import Finding, State
+from rayfed.evidence.membership import Identification
 from rayfed.evidence.rows import Row, knowledge_in
 from rayfed.metrics import roc
 from rayfed.metrics.known import METRICS
@@ -39,6 +39,7 @@ from rayfed.report.pictures import key
 from rayfed.report.provenance import attacked_weights
 from rayfed.report.samples import Samples, shown
 from rayfed.report.text.findings import PARTS
+from rayfed.report.text.membership import auc_text, unknown_rates_text
 from rayfed.report.text.reasons import REASONS, attack_text, doubt_text, no_results_text, not_run_text
 from rayfed.report.verdict_table import VerdictTable, verdict_table
 from rayfed.store import exits
@@ -59,6 +60,11 @@ _BOUNDS = (
     "Membership inference: true positive rate (TPR) at a false positive rate (FPR), and their maximum difference."
 )
 """Legend of `bounds_table`."""
+_IDENTIFICATION = {
+    Identification.NOT_IDENTIFIED: "members not distinguished",
+    Identification.ALSO_BY_CONTROL: "members distinguished, but also by the control",
+    Identification.IDENTIFIED: "MEMBERS DISTINGUISHED",
+}
 _PLACES = ("command", "search_path", "earlier", "hashes")
 """Entries of environment.json with paths of the machine, or that another section shows."""
 
@@ -464,7 +470,7 @@ class Statement:
             "NOT MEASURED: queries to the finished model (regurgitation, exfiltration, inversion of its outputs). "
             "rayfed attacks the exchange of a training. A model that is published or queried needs its own tests."
         )
-        few = dict.fromkeys(said for claim in self._claims if claim.roc for said in untold(claim.roc))
+        few = dict.fromkeys(said for claim in self._claims if claim.roc for said in unknown_rates_text(claim.roc))
         headings = ["Arm", "Attack", "Measure", "Value (95 % interval)", "Chance", "Control", "Result"]
         blocks: list[Block] = [Table(headings, rows), results_text.AUC] if rows else []
         return [*blocks, [*few, *unmeasured]]
@@ -585,8 +591,16 @@ def _inference_rows(claim: Claim) -> Iterator[list[str]]:
     """Yield the rows of the table of inferences for one attack on one arm: its AUC and TPRs, or its mean."""
     if found := claim.roc:
         members = f"AUC, {found.members} members, {found.non_members} non-members"
-        control = area(found.control) if found.control else NONE
-        yield [claim.arm, claim.attack, members, area(found.auc), "0.5", control, _membership(found)]
+        control = auc_text(found.control) if found.control else NONE
+        yield [
+            claim.arm,
+            claim.attack,
+            members,
+            auc_text(found.auc),
+            "0.5",
+            control,
+            _IDENTIFICATION[found.identification],
+        ]
         for rate, tpr in found.true_positives.items():
             if tpr is not None:
                 value = f"{share(tpr.value)} ({share(tpr.low)} to {share(tpr.high)})"
@@ -596,15 +610,6 @@ def _inference_rows(claim: Claim) -> Iterator[list[str]]:
         yield [claim.arm, claim.attack, metric, f"{claim.value.mean:.2f}", f"{claim.chance.mean:.2f}", NONE, ""]
     else:
         yield [claim.arm, claim.attack, claim.metric.replace("_", " "), "NOT MEASURED", NONE, NONE, "no result"]
-
-
-def _membership(found: Roc) -> str:
-    """Return whether an attack distinguishes members from non-members, by the intervals of its AUC and control."""
-    if found.auc.low <= 0.5 <= found.auc.high:
-        return "members not distinguished"
-    if found.control and not found.control.low <= 0.5 <= found.control.high:
-        return "members distinguished, but also by the control"
-    return "MEMBERS DISTINGUISHED"
 
 
 def _of_table(folder: RunFolder, table: str) -> str | None:

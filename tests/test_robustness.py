@@ -8,7 +8,7 @@ import pytest
 
 from rayfed.analysis.robustness import matrix
 from rayfed.analysis.settings import settings
-from rayfed.analysis.summary import arm_and_opponent
+from rayfed.evidence.arms import arm_and_opponent
 from tests.result_fixtures import outcome
 
 SCENARIO = {"arms": {"dp": {}, "dp vs": {}, "a vs b": {}}, "opponents": {"flip": {}, "c vs d": {}}}

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from rayfed import scenario
-from rayfed.analysis.summary import arm_spec, pairs_by_name
 from rayfed.errors import ScenarioError
+from rayfed.evidence.arms import arm_spec, pairs_by_name
 
 MINIMAL = "name: x\nfederation: {rounds: 2, clients: 4}\n"
 

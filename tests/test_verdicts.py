@@ -13,10 +13,8 @@ import torch
 from rich.console import Console
 
 from rayfed import scenario as scenarios
-from rayfed.analysis import summary
 from rayfed.analysis.loading import Run, load
 from rayfed.analysis.outcomes import outcomes, with_verdicts
-from rayfed.analysis.summary import ArmSummary
 from rayfed.analysis.verdicts import (
     closest,
     criterion_of,
@@ -27,6 +25,7 @@ from rayfed.analysis.verdicts import (
 )
 from rayfed.evidence.criteria import Missing
 from rayfed.evidence.membership import Identification, Roc
+from rayfed.evidence.training import ArmSummary, summarise_arms
 from rayfed.metrics.roc import Estimate
 from rayfed.reasons import Reason
 from rayfed.report import words
@@ -56,7 +55,7 @@ def hidden(arm: str) -> dict[str, Any]:
 
 
 def arms_of(*names: str) -> list[ArmSummary]:
-    return summary.arms(names, {}, [], [])
+    return summarise_arms(names, {}, [], [])
 
 
 def of(*rows: dict[str, Any], scenario: dict[str, Any] = SCENARIO, **more: Any) -> dict[str, Any]:

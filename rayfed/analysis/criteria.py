@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rayfed.analysis.summary import ArmSummary, Leak
+from rayfed.evidence.attack_results import Leakage
+from rayfed.evidence.training import ArmSummary
 
 MOST_LOST_ACCURACY = 0.015
 """Maximum loss of accuracy compared with the best arm."""
@@ -37,14 +38,14 @@ class CriteriaMet:
         return all((self.accuracy, self.bp_mse, self.bp_ki, self.seconds))
 
 
-def criteria(arms: Sequence[ArmSummary], leaks: Sequence[Leak]) -> list[CriteriaMet]:
+def criteria(arms: Sequence[ArmSummary], leaks: Sequence[Leakage]) -> list[CriteriaMet]:
     """Return, per attack and arm, whether the bounds on accuracy, `bp_mse`, `bp_ki` and seconds hold."""
     best = max((arm.accuracy for arm in arms if arm.accuracy is not None), default=None)
     by_name = {arm.name: arm for arm in arms}
     return [_judge(by_name[leak.arm], leak, best) for leak in leaks if leak.scores["bp_ki"]]
 
 
-def _judge(arm: ArmSummary, leak: Leak, best: float | None) -> CriteriaMet:
+def _judge(arm: ArmSummary, leak: Leakage, best: float | None) -> CriteriaMet:
     mse, bp_ki = leak.scores["mse"], leak.scores["bp_ki"]
     return CriteriaMet(
         arm=arm.name,

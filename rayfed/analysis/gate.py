@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rayfed import reasons
 from rayfed.analysis.formats import duration
-from rayfed.analysis.summary import arm_names, arm_spec, knowledge_of, recorded, undefended
 from rayfed.analysis.unanswered import closed_forms, unanswered
 from rayfed.analysis.verdicts import NOTHING_REBUILT, UNFINISHED, criterion_of, run_findings
 from rayfed.errors import UserError, nearest
+from rayfed.evidence.arms import arm_names, arm_spec, attack_knowledge, is_recorded, is_undefended
 from rayfed.evidence.criteria import Criterion, Missing
 from rayfed.evidence.findings import Finding
 from rayfed.evidence.findings import State as FindingState
@@ -304,7 +304,7 @@ class Played:
     def gated(self) -> list[str]:
         """Return the arms that a gate checks by default: all arms with a defence, or all arms if none has a defence."""
         arms = arm_names(self.scenario, self.attacks, self.inferences)
-        return [arm for arm in arms if not undefended(self.scenario, arm)] or arms
+        return [arm for arm in arms if not is_undefended(self.scenario, arm)] or arms
 
     def checks(self, bounds: Sequence[Bound], arms: Sequence[str]) -> list[Check]:
         """Return the checks of every bound on every arm, in the order of the arms."""
@@ -327,7 +327,7 @@ class Played:
             own, doubt = [finding for finding in found if finding.arm == arm], self.doubt(arm)
             checks = []
             for finding in own:
-                check = _check(finding, bound, undefended(self.scenario, arm))
+                check = _check(finding, bound, is_undefended(self.scenario, arm))
                 overtaken = overtaken_text(finding.overtaken) if finding.overtaken else ""
                 told = _guessed(finding, bound), check.reason, overtaken
                 check = self._with_what_else(replace(check, reason="; ".join(filter(None, told))))
@@ -384,7 +384,7 @@ class Played:
 
     def doubt(self, arm: str) -> str:
         """Return a warning if the settings of a replay may be wrong; empty otherwise and for other runs."""
-        if not recorded(self.scenario, arm):
+        if not is_recorded(self.scenario, arm):
             return ""
         far = max((row["distortion"] or 0.0 for row in self.attacks if row["arm"] == arm), default=0.0)
         if far < MISTAKEN:
@@ -438,11 +438,11 @@ class Played:
         """
         if not arm_spec(self.scenario, arm).get("defences"):
             return ""
-        if recorded(self.scenario, arm):
+        if is_recorded(self.scenario, arm):
             return REASONS[Reason.DEFENCES_UNKNOWN]
         asked, why = self._asked(bound, arm), NOT_ADAPTIVE
         for title in sorted(exceeding):
-            if knowledge_of(self.scenario, title) >= {Knowledge.DEFENCE, Knowledge.CODE}:
+            if attack_knowledge(self.scenario, title) >= {Knowledge.DEFENCE, Knowledge.CODE}:
                 unused = [row for row in asked[title] if row.get("reason") in reasons.UNDECIDED]
                 if not unused:
                     return ""
@@ -551,7 +551,7 @@ class Played:
         """Return the arms without defences on the same model."""
         model = arm_spec(self.scenario, arm).get("model")
         arms = arm_names(self.scenario, self.attacks, self.inferences)
-        bare = [one for one in arms if undefended(self.scenario, one)]
+        bare = [one for one in arms if is_undefended(self.scenario, one)]
         return [one for one in bare if arm_spec(self.scenario, one).get("model") == model]
 
     def _working(self, bound: Bound, arm: str) -> set[str]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from rayfed.analysis.summary import arm_names
 from rayfed.analysis.verdicts import criterion_of, run_findings
+from rayfed.evidence.arms import arm_names
 from rayfed.evidence.criteria import Criterion
 from rayfed.evidence.findings import Finding, State
 from rayfed.evidence.rows import Row

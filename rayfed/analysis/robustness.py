@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from rayfed.analysis.summary import pairs_by_name
+from rayfed.evidence.arms import pairs_by_name
 from rayfed.evidence.rows import Row, measured
 
 

@@ -8,7 +8,7 @@ from math import isfinite, sqrt
 from statistics import fmean, stdev
 from typing import Any, Literal
 
-from rayfed.analysis.summary import pairs_by_name
+from rayfed.evidence.arms import pairs_by_name
 from rayfed.evidence.rows import Row
 from rayfed.metrics.measures import MEASURES, measure_of
 from rayfed.store.arms import owner_of

@@ -10,8 +10,9 @@ import pyarrow as pa
 
 from rayfed import registry
 from rayfed.analysis.audit import FEWEST, METHODS
-from rayfed.analysis.summary import Claim, arm_names, arm_spec, claims, recorded, undefended
 from rayfed.analysis.unanswered import closed_forms
+from rayfed.evidence.arms import arm_names, arm_spec, is_recorded, is_undefended
+from rayfed.evidence.attack_results import InferenceResult, summarise_inferences
 from rayfed.evidence.criteria import Criterion, modality_of
 from rayfed.evidence.findings import Doubt, Finding, State, cells_without_adaptive_attack, findings, worst_state
 from rayfed.evidence.rows import Row
@@ -41,7 +42,7 @@ class Verdict:
     """Findings by batch size; empty if no attack that reconstructs samples was run."""
     closest: Row | None = None
     """Row of the best reconstruction among leaks, or among all if nothing leaks."""
-    claims: tuple[Claim, ...] = ()
+    claims: tuple[InferenceResult, ...] = ()
     """Results of attacks without reconstructions, such as membership inference."""
     finished: bool = True
     """Whether the run has finished; before, only leaks are known."""
@@ -127,7 +128,7 @@ def run_findings(
     models = {arm: repr(arm_spec(scenario, arm).get("model")) for arm in dict.fromkeys(row["arm"] for row in attacks)}
     for model in dict.fromkeys(models.values()):
         alike = [arm for arm, own in models.items() if own == model]
-        rows, bare = [row for row in attacks if row["arm"] in alike], [a for a in alike if undefended(scenario, a)]
+        rows, bare = [row for row in attacks if row["arm"] in alike], [a for a in alike if is_undefended(scenario, a)]
         found += findings(rows, criterion, short, bare, finished, closed)
         not_adaptive |= cells_without_adaptive_attack(rows, criterion, bare, closed)
     return [_with_adaptive_attacks(scenario, one, not_adaptive.get((one.arm, one.batch))) for one in found]
@@ -137,7 +138,7 @@ def _with_adaptive_attacks(scenario: Mapping[str, Any], finding: Finding, reason
     """Return a finding as inconclusive if its defence holds only because no adaptive attack is valid (`reason`)."""
     held = finding.state == State.NOT_RECONSTRUCTED and bool(arm_spec(scenario, finding.arm).get("defences"))
     if held and reason:
-        reason = Reason.DEFENCES_UNKNOWN if recorded(scenario, finding.arm) else reason
+        reason = Reason.DEFENCES_UNKNOWN if is_recorded(scenario, finding.arm) else reason
         return replace(finding, state=State.INCONCLUSIVE, doubt=Doubt(reason))
     return replace(finding, code_of_user=True) if held and has_own(scenario, finding.arm) else finding
 
@@ -160,7 +161,7 @@ def verdicts(
 ) -> list[Verdict]:
     """Return a verdict on every arm; for an unfinished run, verdicts on leaks only."""
     found, criterion = run_findings(scenario, attacks, finished), criterion_of(scenario, attacks)
-    inferred = claims(inferences, arm_names(scenario, inferences))
+    inferred = summarise_inferences(inferences, arm_names(scenario, inferences))
     return [
         _verdict(
             arm,
@@ -178,7 +179,7 @@ def _verdict(
     arm: str,
     found: tuple[Finding, ...],
     attacks: Sequence[Row],
-    inferred: tuple[Claim, ...],
+    inferred: tuple[InferenceResult, ...],
     criterion: Criterion,
     finished: bool,
 ) -> Verdict:
@@ -244,7 +245,11 @@ def verdicts_table(
     ]
     silent = [arm for arm in arms if arm not in {one.arm for one in found}]
     why = NOTHING_REBUILT if finished else UNFINISHED
-    told = {arm: [claimed(one) for one in claims(inferences, arms) if one.arm == arm] for arm in silent if finished}
+    told = {
+        arm: [claimed(one) for one in summarise_inferences(inferences, arms) if one.arm == arm]
+        for arm in silent
+        if finished
+    }
     rows += [{"arm": arm, "verdict": "not measured", "reason": "; ".join([why, *told.get(arm, [])])} for arm in silent]
     return pa.Table.from_pylist(sorted(rows, key=lambda row: arms.index(str(row["arm"]))), COLUMNS)
 
@@ -262,7 +267,7 @@ def headline(scenario: Mapping[str, Any], told: Sequence[Verdict]) -> list[str]:
     lines = []
     for states, one, many in _ANSWERS:
         arms = [
-            f"{verdict.arm} (no defence)" if undefended(scenario, verdict.arm) else verdict.arm
+            f"{verdict.arm} (no defence)" if is_undefended(scenario, verdict.arm) else verdict.arm
             for verdict in told
             if verdict.state in states and not verdict.inferred
         ]
@@ -351,7 +356,7 @@ def next_step(
     inconclusive = [verdict for verdict in told if verdict.state == State.INCONCLUSIVE]
     if step := _step_of_reasons(scenario, inconclusive, State.LEAKS in states):
         return step
-    bare = any(undefended(scenario, v.arm) and v.state == State.NOT_RECONSTRUCTED for v in told)
+    bare = any(is_undefended(scenario, v.arm) and v.state == State.NOT_RECONSTRUCTED for v in told)
     if inconclusive or (bare and State.LEAKS not in states):
         first = "" if State.LEAKS in states else "an attack that fails without a defence is no evidence for a defence: "
         if run is not None and not _searches(scenario):
@@ -386,7 +391,7 @@ def _step_of_reasons(scenario: Mapping[str, Any], inconclusive: Sequence[Verdict
     for reason, advice in _ADVICE.items():
         if arms := arms_with({reason}):
             return f"Next: {advice.format(arms=', '.join(arms))}"
-    unfinished = any(undefended(scenario, arm) for arm in arms_with({Reason.NOT_CONVERGED}))
+    unfinished = any(is_undefended(scenario, arm) for arm in arms_with({Reason.NOT_CONVERGED}))
     # a search that does not end without a defence comes first
     if (arms := arms_with({Reason.ADAPTIVE_NOT_COMPARED})) and not unfinished:
         return (
@@ -442,7 +447,7 @@ def rates(told: Sequence[Verdict]) -> str:
     )
 
 
-def claimed(claim: Claim) -> str:
+def claimed(claim: InferenceResult) -> str:
     """Return a sentence on the result of an inference attack (without reconstructions), compared with chance."""
     failures = "".join(f"; {status}: {message}" for status, message in claim.failures)
     if claim.roc:
@@ -456,7 +461,7 @@ def claimed(claim: Claim) -> str:
     return f"{claim.attack}: {metric} {claim.value.mean:.2f} (chance {claim.chance.mean:.2f}){failures}"
 
 
-def _most(mine: Sequence[Claim]) -> str:
+def _most(mine: Sequence[InferenceResult]) -> str:
     """Return the maximum result of each kind of inference on an arm, such as `AUC 0.648`."""
     found: dict[str, str] = {}
     for claim in sorted(mine, key=_shown):
@@ -467,7 +472,7 @@ def _most(mine: Sequence[Claim]) -> str:
     return ", ".join(f"{name} {figure}" for name, figure in found.items())
 
 
-def _shown(claim: Claim) -> float:
+def _shown(claim: InferenceResult) -> float:
     """Return the figure that represents a claim: the pooled AUC of scores, otherwise the mean."""
     return claim.roc.auc.value if claim.roc else claim.value.mean if claim.value else 0.0
 

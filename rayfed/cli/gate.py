@@ -157,8 +157,8 @@ def _arm(name: str, arms: Collection[str], scenario: Mapping[str, Any]) -> str:
 
     An arm with several defences never matches the name of one of them.
     """
-    from rayfed.analysis.summary import arm_spec
     from rayfed.errors import nearest
+    from rayfed.evidence.arms import arm_spec
 
     if name in arms:
         return name

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from rayfed.analysis.summary import arm_spec
 from rayfed.analysis.verdicts import has_own, run_findings
 from rayfed.attacks.base import InferenceAttack
 from rayfed.attacks.undone import Unused, unused
@@ -24,6 +23,7 @@ from rayfed.client.sent import Sent
 from rayfed.client.visit import ClientVisit
 from rayfed.engine.inputs import Inputs
 from rayfed.errors import UserError
+from rayfed.evidence.arms import arm_spec
 from rayfed.evidence.criteria import Criterion
 from rayfed.evidence.findings import Doubt, State
 from rayfed.reasons import NOT_ADAPTIVE, OF_CODE, Reason

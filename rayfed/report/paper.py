@@ -18,10 +18,13 @@ from cycler import cycler
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from rayfed.analysis import summary
 from rayfed.analysis.loading import Results, Run
 from rayfed.analysis.proved import comparisons, telling
 from rayfed.errors import UserError
+from rayfed.evidence.arms import arm_names
+from rayfed.evidence.attack_results import summarise_leakage
+from rayfed.evidence.label_mix import compute_label_mix
+from rayfed.evidence.training import summarise_arms
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.measures import MEASURES
 from rayfed.report.explorer import PREFERRED, explore
@@ -89,11 +92,11 @@ def run_charts(run: Run) -> list[Chart]:
     rounds, attacks, inferences, clients, proved = (
         folder.read_table(name).to_pylist() for name in ("rounds", "attacks", "inferences", "clients", "proved")
     )
-    names = summary.arm_names(scenario, rounds, attacks, inferences)
+    names = arm_names(scenario, rounds, attacks, inferences)
     asked = (scenario.get("metrics") or {}).get("success") or {}
     thresholds = {metric: least for metric, least in asked.items() if metric in METRICS}
-    arms, leaks = summary.arms(names, scenario, rounds, clients), summary.leaks(attacks, names, thresholds)
-    success, mix = success_rates(attacks, names, thresholds), summary.label_mix(folder.read_table("partition"))
+    arms, leaks = summarise_arms(names, scenario, rounds, clients), summarise_leakage(attacks, names, thresholds)
+    success, mix = success_rates(attacks, names, thresholds), compute_label_mix(folder.read_table("partition"))
     compared = telling(comparisons(proved, attacks, inferences))
     found = [
         trade_off(explore(run.with_intervals()), names),
@@ -109,7 +112,7 @@ def sweep_charts(sweep: Results) -> list[Chart]:
     settings, fields = sweep.settings(), sweep.fields
     wanted = [name for name in sweep.scenario["sweep"].get("objectives") or PREFERRED if name in MEASURES]
     explorer = explore(settings, (), fields, [*wanted, *PREFERRED])
-    arms = summary.arm_names(sweep.scenario, [row for one in settings for row in one.rows])
+    arms = arm_names(sweep.scenario, [row for one in settings for row in one.rows])
     chart = trade_off(explorer, arms)
     axes = [name for name in (explorer.x, explorer.y) if name]
     return [*([chart] if chart else []), *(curve.chart for curve in curves(settings, axes, arms))]

@@ -13,8 +13,10 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from rayfed.analysis.proved import Comparison
-from rayfed.analysis.summary import ArmSummary, LabelMix, Leak
+from rayfed.evidence.attack_results import Leakage
+from rayfed.evidence.label_mix import LabelMix
 from rayfed.evidence.rows import Row, measured
+from rayfed.evidence.training import ArmSummary
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.report.svg import CLASSES, INK, SURFACE, Chart, class_colour, clean, dashes, line, series, short
 
@@ -98,7 +100,7 @@ def proved(curves: Sequence[Row], found: Sequence[Comparison]) -> Chart | None:
 
 
 def every_image(
-    attacks: Sequence[Row], leaks: Sequence[Leak], arms: Sequence[ArmSummary], most: int = 200
+    attacks: Sequence[Row], leaks: Sequence[Leakage], arms: Sequence[ArmSummary], most: int = 200
 ) -> Chart | None:
     """Return a chart of the PSNR of all reconstructions, ranked: one row per arm and attack, at most `most` ranks."""
     order = [arm.name for arm in arms]

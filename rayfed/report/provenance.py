@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from rayfed import registry
-from rayfed.analysis.summary import arm_and_opponent
+from rayfed.evidence.arms import arm_and_opponent
 from rayfed.evidence.rows import Row
 
 _BUILT = "the weights of its constructor"

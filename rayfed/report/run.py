@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
-from rayfed.analysis import summary
 from rayfed.analysis.criteria import criteria
 from rayfed.analysis.formats import share
 from rayfed.analysis.outcomes import outcomes
@@ -19,14 +18,23 @@ from rayfed.analysis.paired import of_victims, paired, paired_grid
 from rayfed.analysis.proved import Comparison, comparisons, telling, uncovered
 from rayfed.analysis.robustness import matrix
 from rayfed.analysis.settings import settings
-from rayfed.analysis.summary import ArmSummary, Claim, Leak
 from rayfed.analysis.twins import failures, with_twins
 from rayfed.analysis.unanswered import closed_forms, counted, of_so_many
 from rayfed.analysis.verdicts import closest, criterion_of, guess, headline, next_step, rates, verdicts
 from rayfed.analysis.victims import victims
+from rayfed.evidence.arms import arm_names
+from rayfed.evidence.attack_results import (
+    InferenceResult,
+    Leakage,
+    leading_metric,
+    summarise_inferences,
+    summarise_leakage,
+)
 from rayfed.evidence.criteria import Criterion, noun_of
 from rayfed.evidence.findings import State
+from rayfed.evidence.label_mix import LabelMix, compute_label_mix
 from rayfed.evidence.rows import Row, distortions, measured
+from rayfed.evidence.training import ArmSummary, add_virtual_time, summarise_arms
 from rayfed.metrics.base import Metric
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.top import TOP, chance
@@ -39,6 +47,7 @@ from rayfed.report.provenance import attacked_weights
 from rayfed.report.samples import Samples, shown
 from rayfed.report.success_plots import success_rates
 from rayfed.report.svg import Chart, svg
+from rayfed.report.text.attacks import threshold_text
 from rayfed.report.verdict_table import verdict_table
 from rayfed.store import exits
 from rayfed.store.folder import RunFolder
@@ -83,8 +92,8 @@ def _contents(folder: RunFolder, url: str) -> dict[str, Any]:
     rounds, attacks, privacy = (folder.read_table(name).to_pylist() for name in ("rounds", "attacks", "privacy"))
     inferences = folder.read_table("inferences").to_pylist()
     clients = folder.read_table("clients").select(["arm", "sent_bytes"]).to_pylist()
-    names = summary.arm_names(scenario, rounds, attacks, inferences)
-    arms = summary.arms(names, scenario, rounds, clients)
+    names = arm_names(scenario, rounds, attacks, inferences)
+    arms = summarise_arms(names, scenario, rounds, clients)
     samples = shown([scenario])
     told = verdicts(scenario, attacks, inferences, finished=exits.over(status))
     by_arm = {verdict.arm: verdict for verdict in told}
@@ -94,7 +103,7 @@ def _contents(folder: RunFolder, url: str) -> dict[str, Any]:
     audited = status.get("kind") == "attack"
     if audited:  # verdicts of audits already combine the attackers
         leakage["failures"] = []
-    mix = summary.label_mix(folder.read_table("partition"))
+    mix = compute_label_mix(folder.read_table("partition"))
     classes, leaks = mix.classes if mix else {}, leakage["leaks"]
     criterion = criterion_of(scenario, attacks)
     worst, worst_pairs = closest(nearest, criterion), pictures(folder, nearest, samples)
@@ -177,14 +186,14 @@ def _leakage(
     """
     asked = (scenario.get("metrics") or {}).get("success") or {}
     thresholds = {metric: least for metric, least in asked.items() if metric in METRICS}
-    leaks, claims = summary.leaks(attacks, names, thresholds), summary.claims(inferences, names)
-    guesses: list[Leak | Claim] = [*leaks, *claims]
+    leaks, claims = summarise_leakage(attacks, names, thresholds), summarise_inferences(inferences, names)
+    guesses: list[Leakage | InferenceResult] = [*leaks, *claims]
     closed = closed_forms(scenario)
     broken = {met: counted([r for r in attacks if (r["arm"], r["attack"]) == met], closed) for met in map(_met, leaks)}
     of_arms = [row | {"verdict": states.get(row["arm"], row["verdict"])} for row in outcomes(folder)]
     met = with_twins(settings(of_arms), scenario)
     explorer = explore(answered(met))
-    leading, groups = summary.leading_metric(attacks), of_victims(victims(attacks, inferences, names, closed), met)
+    leading, groups = leading_metric(attacks), of_victims(victims(attacks, inferences, names, closed), met)
     scored = sorted((leak for leak in leaks if any(leak.scores.values())), key=lambda leak: _far(leak, leading))
     pairs = _pairs(folder, explorer, attacks, samples, worst)
     return {
@@ -208,7 +217,7 @@ def _leakage(
         "beyond": _beyond(attacks, thresholds, criterion_of(scenario, attacks)),
         "success": success_rates(attacks, names, thresholds),
         "passing": {
-            metric: summary.passing(metric, threshold)
+            metric: threshold_text(metric, threshold)
             for metric, threshold in thresholds.items()
             if any(leak.success[metric] is not None for leak in leaks)
         },
@@ -230,7 +239,7 @@ def _beyond(
     return found
 
 
-def _far(leak: Leak, leading: str) -> float:
+def _far(leak: Leakage, leading: str) -> float:
     """Return the sort key of a leak: minus the maximum of the leading metric, infinity without a result."""
     value = leak.scores[leading]
     return inf if value is None else -value.high
@@ -247,9 +256,9 @@ class Silence:
     batches: int
 
 
-def silences(guesses: Sequence[Leak | Claim], arms: Sequence[str]) -> list[Silence]:
+def silences(guesses: Sequence[Leakage | InferenceResult], arms: Sequence[str]) -> list[Silence]:
     """Return the reasons why attacks returned no result, the most frequent reason first."""
-    groups: dict[tuple[str, str], list[tuple[Leak | Claim, int]]] = {}
+    groups: dict[tuple[str, str], list[tuple[Leakage | InferenceResult, int]]] = {}
     for one in guesses:
         for (status, message), count in one.failures.items():
             reason = WANT_OF_TIME if status == UNPLAYED else message or "no reason given"
@@ -263,7 +272,7 @@ def silences(guesses: Sequence[Leak | Claim], arms: Sequence[str]) -> list[Silen
     return sorted(found, key=lambda one: -one.batches)
 
 
-def _met(leak: Leak) -> tuple[str, str]:
+def _met(leak: Leakage) -> tuple[str, str]:
     return leak.arm, leak.attack
 
 
@@ -272,7 +281,7 @@ def _first_and_last(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row["round"] in (rows[0]["round"], rows[-1]["round"])]
 
 
-def _columns(leaks: Sequence[Leak], asked: Sequence[str]) -> list[Metric]:
+def _columns(leaks: Sequence[Leakage], asked: Sequence[str]) -> list[Metric]:
     """Return the metrics of the table of leakage, in order: success metrics, other metrics, hits, errors, labels.
 
     Metrics that only the verdict needs are left out unless the scenario `asked` for them.
@@ -286,7 +295,7 @@ def _columns(leaks: Sequence[Leak], asked: Sequence[str]) -> list[Metric]:
     return sorted((m for m in measured if m.name in asked or m.name not in Criterion.needs), key=place)
 
 
-def _chances(leaks: Sequence[Leak]) -> dict[str, str]:
+def _chances(leaks: Sequence[Leakage]) -> dict[str, str]:
     """Return the value of each measured re-identification metric that chance gives."""
     return {
         name: f"chance {share(chance(name, leak.people))}"
@@ -314,8 +323,8 @@ def charts(
     rounds: Sequence[Row],
     attacks: Sequence[Row],
     arms: Sequence[ArmSummary],
-    leaks: Sequence[Leak],
-    mix: summary.LabelMix | None,
+    leaks: Sequence[Leakage],
+    mix: LabelMix | None,
     proved: Sequence[Row],
     compared: Sequence[Comparison],
 ) -> dict[str, Chart | None]:
@@ -323,7 +332,7 @@ def charts(
     return {
         "accuracy": plots.curve(rounds, arms, "test_accuracy", "Test accuracy", as_share=True),
         "accuracy_by_time": plots.curve(
-            summary.on_the_clock(rounds), arms, "test_accuracy", "Test accuracy", True, "simulated_minutes"
+            add_virtual_time(rounds), arms, "test_accuracy", "Test accuracy", True, "simulated_minutes"
         ),
         "train_loss": plots.curve(rounds, arms, "train_loss", "Training loss"),
         "test_loss": plots.curve(rounds, arms, "test_loss", "Test loss"),

@@ -14,10 +14,11 @@ from rich.text import Text
 from rayfed.analysis.formats import NONE, duration, points, share
 from rayfed.analysis.leakage_table import LeakageRow
 from rayfed.analysis.robustness import Matrix, Outcome
-from rayfed.analysis.summary import ArmSummary, Claim
+from rayfed.evidence.attack_results import InferenceResult
 from rayfed.evidence.criteria import Criterion
 from rayfed.evidence.findings import Finding
 from rayfed.evidence.rows import labels_given, measured
+from rayfed.evidence.training import ArmSummary
 from rayfed.report.results_text import STATES, value_text
 from rayfed.report.text.reasons import ATTACKERS
 
@@ -119,7 +120,7 @@ def attackers_table(found: Sequence[Finding], distortions: Mapping[str, float], 
     return made
 
 
-def inference_table(claims: Sequence[Claim]) -> Table:
+def inference_table(claims: Sequence[InferenceResult]) -> Table:
     """Return the table of inference attacks, one row per attack and arm, with chance level and control."""
     made = table("arm", "attack", "measure", "value", "chance", "control", left=3)
     for claim in claims:

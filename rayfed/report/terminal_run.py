@@ -14,7 +14,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
-from rayfed.analysis import summary
 from rayfed.analysis.leakage_table import leakage_rows
 from rayfed.analysis.outcomes import outcomes
 from rayfed.analysis.proved import comparisons, nearest_to_bounds, uncovered
@@ -23,8 +22,11 @@ from rayfed.analysis.settings import settings
 from rayfed.analysis.twins import failures, with_twins
 from rayfed.analysis.verdicts import criterion_of, next_step, run_findings, verdicts
 from rayfed.errors import noting_errors
+from rayfed.evidence.arms import arm_names
+from rayfed.evidence.attack_results import summarise_inferences
 from rayfed.evidence.criteria import modality_of
 from rayfed.evidence.rows import distortions
+from rayfed.evidence.training import summarise_arms
 from rayfed.metrics.known import NOUNS
 from rayfed.privacy.printing import LARGE, at_most
 from rayfed.report import results_text
@@ -340,7 +342,7 @@ class RunView:
                 self.say(f"  {line}")
             if not self._brief:
                 self._say_table("Attacks", attacks_table(self._attacks, criterion))
-        claims = summary.claims(self._inferences, summary.arm_names(self._scenario, self._inferences))
+        claims = summarise_inferences(self._inferences, arm_names(self._scenario, self._inferences))
         if claims:
             self._say_table("Inference", inference_table(claims))
             for claim in claims:
@@ -368,7 +370,7 @@ class RunView:
 
     def _say_cost(self) -> None:
         """Print the cost of each arm, compared with the first."""
-        arms = summary.arms(list(self._last), self._scenario, self._played, [])
+        arms = summarise_arms(list(self._last), self._scenario, self._played, [])
         first = f", compared with {arms[0].name}" if len(arms) > 1 else ""
         self._say_table(f"Cost{first}", cost_table(arms, self._privacy))
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from rayfed.analysis.formats import NONE, points, share
 from rayfed.analysis.leakage_table import LeakageRow, leakage_rows
-from rayfed.analysis.summary import ArmSummary
 from rayfed.analysis.verdicts import Verdict, criterion_of
 from rayfed.evidence.findings import State
 from rayfed.evidence.rows import Row, distortions
+from rayfed.evidence.training import ArmSummary
 from rayfed.privacy.printing import at_most
 from rayfed.report import results_text
 from rayfed.report.results_text import STATES, value_text

@@ -1,0 +1,87 @@
+"""Arms of a scenario: names, opponents, settings, and whether an arm has a defence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rayfed.evidence.rows import Row
+from rayfed.store.arms import Pair, name_arm, name_pairs
+from rayfed.store.schemas import VERSUS
+
+
+def arm_names(scenario: Row, *tables: Sequence[Row]) -> list[str]:
+    """Return the arms in the order of the scenario, then any other arms in the order of the tables.
+
+    With opponents, an arm is listed once per opponent.
+    """
+    names = [name for name, _ in name_pairs(scenario.get("arms") or {}, scenario.get("opponents") or {})]
+    for table in tables:
+        names += [row["arm"] for row in table]
+    return list(dict.fromkeys(names))
+
+
+def arm_and_opponent(scenario: Row, arm: str) -> tuple[str, str]:
+    """Return an arm's name in the scenario, and its opponent (poisoning attack) or an empty text."""
+    return pairs_by_name(scenario).get(arm, (arm, ""))
+
+
+def pairs_by_name(scenario: Row) -> dict[str, Pair]:
+    """Return the arms of a scenario and their opponents by the names of the pairs in tables."""
+    if pairs := _pairs_of_earlier_versions(scenario):
+        return pairs
+    arms = scenario.get("arms") or [name_arm(one["name"] for one in scenario.get("defences") or [])]
+    return dict(name_pairs(arms, scenario.get("opponents") or {}))
+
+
+def _pairs_of_earlier_versions(scenario: Row) -> dict[str, Pair]:
+    """Return the pairs of a scenario of an earlier version by their names; empty for other scenarios.
+
+    Earlier versions stored each pair as an arm with the opponent's malicious clients, called by the name of the pair.
+    """
+    arms = scenario.get("arms") or {}
+    if scenario.get("opponents") or not all(isinstance(spec, Mapping) for spec in arms.values()):
+        return {}
+    pairs = _split_names(arms)
+    malicious: dict[str, Any] = {}
+    for name, (_, opponent) in pairs.items():
+        clients = arms[name].get("malicious")
+        if not opponent or malicious.setdefault(opponent, clients) != clients:
+            return {}
+    if len(malicious) < 2 or not any(malicious.values()):
+        return {}
+    num_pairs = len({arm for arm, _ in pairs.values()}) * len(malicious)
+    return pairs if len(set(pairs.values())) == num_pairs else {}
+
+
+def _split_names(names: Iterable[str]) -> dict[str, Pair]:
+    """Split the names of pairs that were stored without a scenario with opponents."""
+    parts = {name: name.partition(VERSUS) for name in names}
+    return {name: (arm, opponent) for name, (arm, _, opponent) in parts.items()}
+
+
+def arm_spec(scenario: Row, arm: str) -> Row:
+    """Return the settings of an arm in the scenario, without the arm's opponent (poisoning attack)."""
+    arms = scenario.get("arms") or {}
+    own = arms.get(arm, arms.get(arm_and_opponent(scenario, arm)[0], scenario.get("defences")))
+    return own if isinstance(own, Mapping) else {"defences": own}
+
+
+def attack_knowledge(scenario: Row, attack: str) -> set[str]:
+    """Return the grants (given knowledge) of an attack with some title, from the scenario."""
+    for spec in scenario.get("attacks") or []:
+        if isinstance(spec, Mapping) and attack == str(spec.get("label") or spec["name"]):
+            return set(spec.get("knowledge") or ())
+    return set()
+
+
+def is_undefended(scenario: Row, arm: str) -> bool:
+    """Return whether an arm has no defence and no protection, including the federation's protection."""
+    spec, federation = arm_spec(scenario, arm), scenario.get("federation") or {}
+    return not spec.get("defences") and not spec.get("protection") and not federation.get("protection")
+
+
+def is_recorded(scenario: Row, arm: str) -> bool:
+    """Return whether an arm replays recorded updates of a federation, whose defences attackers do not know."""
+    specs = arm_spec(scenario, arm).get("defences") or []
+    return any(isinstance(spec, Mapping) and spec["name"] == "rayfed.engine.replaying:Recorded" for spec in specs)

@@ -9,11 +9,11 @@ from scipy.stats import entropy
 from torch import Tensor
 
 from rayfed import seeds
-from rayfed.analysis.criteria import criteria
 from rayfed.attacks.base import Reconstruction
 from rayfed.engine.attacking import AttackCall, note_attack
 from rayfed.engine.tables import RoundTables, Scored
 from rayfed.evidence.attack_results import summarise_leakage
+from rayfed.evidence.bayesian_criteria import check_criteria
 from rayfed.evidence.training import summarise_arms
 from rayfed.metrics.bayesian import knowledge_increment, posterior_knowledge
 from rayfed.metrics.score import Scorer
@@ -109,7 +109,7 @@ def test_who_meets_the_papers_bounds() -> None:
         trained("slow", 0.9, 101),
     ]
     arms = summarise_arms(names, {}, rounds, [])
-    found = {v.arm: v for v in criteria(arms, summarise_leakage(attacks, names, {}))}
+    found = {v.arm: v for v in check_criteria(arms, summarise_leakage(attacks, names, {}))}
     assert [name for name, met in found.items() if met.satisfies] == ["private"]
     assert (found["open"].accuracy, found["open"].bp_mse, found["open"].bp_ki) == (True, False, False)
     assert (found["noisy"].accuracy, found["noisy"].bp_mse, found["noisy"].bp_ki) == (False, True, True)
@@ -119,4 +119,4 @@ def test_who_meets_the_papers_bounds() -> None:
 def test_there_are_no_criteria_where_bp_ki_was_not_measured() -> None:
     attacks = [scored("none", 0, 0.1, 0.2) | {"bp_ki": None}]
     arms = summarise_arms(["none"], {}, [], [])
-    assert criteria(arms, summarise_leakage(attacks, ["none"], {})) == []
+    assert check_criteria(arms, summarise_leakage(attacks, ["none"], {})) == []

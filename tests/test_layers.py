@@ -81,6 +81,7 @@ ARROWS = {
         "rayfed.evidence.findings",
         "rayfed.evidence.labels",
         "rayfed.evidence.membership",
+        "rayfed.evidence.proved_bounds",
         "rayfed.evidence.rows",
     },
     "rayfed.analysis": {

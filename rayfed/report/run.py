@@ -11,12 +11,9 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
-from rayfed.analysis.criteria import criteria
 from rayfed.analysis.formats import share
 from rayfed.analysis.outcomes import outcomes
 from rayfed.analysis.paired import of_victims, paired, paired_grid
-from rayfed.analysis.proved import Comparison, comparisons, telling, uncovered
-from rayfed.analysis.robustness import matrix
 from rayfed.analysis.settings import settings
 from rayfed.analysis.twins import failures, with_twins
 from rayfed.analysis.unanswered import closed_forms, counted, of_so_many
@@ -30,9 +27,12 @@ from rayfed.evidence.attack_results import (
     summarise_inferences,
     summarise_leakage,
 )
+from rayfed.evidence.bayesian_criteria import check_criteria
 from rayfed.evidence.criteria import Criterion, noun_of
 from rayfed.evidence.findings import State
 from rayfed.evidence.label_mix import LabelMix, compute_label_mix
+from rayfed.evidence.proved_bounds import BoundComparison, attacks_without_bound, compare_bounds, nontrivial_comparisons
+from rayfed.evidence.robustness import robustness_matrix
 from rayfed.evidence.rows import Row, distortions, measured
 from rayfed.evidence.training import ArmSummary, add_virtual_time, summarise_arms
 from rayfed.metrics.base import Metric
@@ -108,7 +108,7 @@ def _contents(folder: RunFolder, url: str) -> dict[str, Any]:
     criterion = criterion_of(scenario, attacks)
     worst, worst_pairs = closest(nearest, criterion), pictures(folder, nearest, samples)
     proved = folder.read_table("proved").to_pylist()
-    compared = telling(comparisons(proved, attacks, inferences))
+    compared = nontrivial_comparisons(compare_bounds(proved, attacks, inferences))
     secure = words.secure(scenario)
     weights = attacked_weights(scenario, status, attacks)
     table = verdict_table(scenario, attacks, told, arms, privacy, weights, exits.over(status))
@@ -137,8 +137,8 @@ def _contents(folder: RunFolder, url: str) -> dict[str, Any]:
             arms, by_arm if attacks else {}, criterion, privacy, classes if samples.truth else None, secure
         ),
         "warnings": words.short_keys(scenario) + _about_samples(samples, leakage),
-        "criteria": criteria(arms, leaks),
-        "robustness": matrix(sorted(rounds, key=lambda row: row["round"]), scenario),
+        "criteria": check_criteria(arms, leaks),
+        "robustness": robustness_matrix(sorted(rounds, key=lambda row: row["round"]), scenario),
         "worst": worst,
         "worst_passage": next((one for one in leakage["passages"] if worst and key(one.row) == key(worst)), None),
         "worst_pairs": {row["arm"]: worst_pairs.get(key(row)) for row in nearest},
@@ -146,7 +146,7 @@ def _contents(folder: RunFolder, url: str) -> dict[str, Any]:
         "unguaranteed": [row for row in privacy if row["epsilon"] is None and row["note"] is not None],
         "comparisons": compared,
         "compared": list(dict.fromkeys((one.arm, one.attack) for one in compared)),
-        "uncovered": uncovered(privacy, proved, attacks, inferences),
+        "uncovered": attacks_without_bound(privacy, proved, attacks, inferences),
         "private": _first_and_last(folder.read_table("private").to_pylist()),
         "sums": folder.read_table("secure_sums").to_pylist(),
         "votes": votes(folder),
@@ -326,7 +326,7 @@ def charts(
     leaks: Sequence[Leakage],
     mix: LabelMix | None,
     proved: Sequence[Row],
-    compared: Sequence[Comparison],
+    compared: Sequence[BoundComparison],
 ) -> dict[str, Chart | None]:
     """Return the charts of a run by name; None for a chart whose values were not measured."""
     return {

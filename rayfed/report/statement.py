@@ -18,7 +18,6 @@ from typing import Any
 
 from rayfed import registry
 from rayfed.analysis.formats import NONE, duration, near, points, share, size
-from rayfed.analysis.proved import comparisons, nearest_to_bounds, uncovered
 from rayfed.analysis.verdicts import Verdict, closest, criterion_of, guess, run_findings, verdicts
 from rayfed.evidence.arms import arm_names
 from rayfed.evidence.attack_results import (
@@ -31,6 +30,7 @@ from rayfed.evidence.attack_results import (
 from rayfed.evidence.findings import Finding, State
 from rayfed.evidence.label_mix import compute_label_mix
 from rayfed.evidence.membership import Identification
+from rayfed.evidence.proved_bounds import attacks_without_bound, closest_comparisons, compare_bounds
 from rayfed.evidence.rows import Row, knowledge_in
 from rayfed.evidence.training import ArmSummary, summarise_arms
 from rayfed.metrics import roc
@@ -49,6 +49,7 @@ from rayfed.report.samples import Samples, shown
 from rayfed.report.text.attacks import attack_input_text, component_text
 from rayfed.report.text.findings import PARTS
 from rayfed.report.text.membership import auc_text, unknown_rates_text
+from rayfed.report.text.proved_bounds import comparison_text
 from rayfed.report.text.reasons import REASONS, attack_text, doubt_text, no_results_text, not_run_text
 from rayfed.report.verdict_table import VerdictTable, verdict_table
 from rayfed.store import exits
@@ -498,8 +499,10 @@ class Statement:
             blocks.append(f"No proved bound: {why}.")
         none = [f"{row['arm']}: {row['note']}" for row in self._privacy if row["note"] and not row["defence"]]
         held = words.guarantees(self._privacy, words.secure(self._scenario)).lines if self._privacy else []
-        beside = [str(one) for one in nearest_to_bounds(comparisons(proved, attacks, inferences))]
-        over = [f"{attack} on {arm}" for arm, attack in uncovered(self._privacy, proved, attacks, inferences)]
+        beside = [comparison_text(one) for one in closest_comparisons(compare_bounds(proved, attacks, inferences))]
+        over = [
+            f"{attack} on {arm}" for arm, attack in attacks_without_bound(self._privacy, proved, attacks, inferences)
+        ]
         blocks += [block for block in (held, none) if block]
         if bounds := bounds_table(self._privacy):
             blocks += [bounds, _BOUNDS]

@@ -16,8 +16,6 @@ from rich.text import Text
 
 from rayfed.analysis.leakage_table import leakage_rows
 from rayfed.analysis.outcomes import outcomes
-from rayfed.analysis.proved import comparisons, nearest_to_bounds, uncovered
-from rayfed.analysis.robustness import matrix
 from rayfed.analysis.settings import settings
 from rayfed.analysis.twins import failures, with_twins
 from rayfed.analysis.verdicts import criterion_of, next_step, run_findings, verdicts
@@ -25,6 +23,8 @@ from rayfed.errors import noting_errors
 from rayfed.evidence.arms import arm_names
 from rayfed.evidence.attack_results import summarise_inferences
 from rayfed.evidence.criteria import modality_of
+from rayfed.evidence.proved_bounds import attacks_without_bound, closest_comparisons, compare_bounds
+from rayfed.evidence.robustness import robustness_matrix
 from rayfed.evidence.rows import distortions
 from rayfed.evidence.training import summarise_arms
 from rayfed.metrics.known import NOUNS
@@ -42,6 +42,7 @@ from rayfed.report.terminal_results import (
     summary_of_attack,
 )
 from rayfed.report.terminal_rounds import RoundLines
+from rayfed.report.text.proved_bounds import comparison_text
 from rayfed.report.time_left import TimeLeft
 from rayfed.report.verdict_table import epsilons
 from rayfed.store.exits import advice, over, status
@@ -308,8 +309,8 @@ class RunView:
     def _say_results(self) -> None:
         """Print leakage, attacks, inferences, robustness and cost, then the legend and the next step."""
         self._say_leakage(True)
-        found = matrix(self._last.values(), self._scenario)
-        if found.outcomes:
+        found = robustness_matrix(self._last.values(), self._scenario)
+        if found.results:
             self._say_table(
                 "Accuracy against malicious clients, and success rate of their backdoor", robustness_table(found)
             )
@@ -415,10 +416,10 @@ class RunView:
         """Print the results of attacks that have a proved bound, with the bound, and the attacks without one."""
         if self._folder:
             proved = self._folder.read_table("proved").to_pylist()
-            for one in nearest_to_bounds(comparisons(proved, self._attacks, self._inferences)):
-                self.say(f"compared with its bound: {one}")
+            for one in closest_comparisons(compare_bounds(proved, self._attacks, self._inferences)):
+                self.say(f"compared with its bound: {comparison_text(one)}")
             privacy = self._folder.read_table("privacy").to_pylist()
-            for arm, attack in uncovered(privacy, proved, self._attacks, self._inferences):
+            for arm, attack in attacks_without_bound(privacy, proved, self._attacks, self._inferences):
                 self.say(
                     f"no proved bound for {attack} on {arm}: the epsilon of {arm} does not cover everything that the "
                     f"attack observes, or is too large for a bound"

@@ -17,9 +17,9 @@ from actors.cluster import Allotment, allot_trial
 from actors.executor import TrialExecution
 from actors.packing import with_measured_shares
 from rayfed import registry
-from rayfed.analysis.summary import spread
 from rayfed.engine import runs
 from rayfed.engine.progress import Progress
+from rayfed.evidence.spread import measure_spread
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.scenario import Scenario
 from rayfed.scenario.trials import Trial, scenario_of
@@ -105,7 +105,7 @@ class Reporter(Progress):
     def _measured(self, row: dict[str, Any]) -> dict[str, float | None]:
         met = self._attacks.get(row["arm"], [])
         names = ("psnr", "ssim", "label_accuracy")  # rows have only the metrics in `metrics.names`
-        leaks = {name: spread((a.get(name) for a in met), PSNR_CEILING) for name in names}
+        leaks = {name: measure_spread((a.get(name) for a in met), PSNR_CEILING) for name in names}
         return {name: row.get(name) for name in ("train_loss", "test_loss", "test_accuracy")} | {
             name: leak.mean if leak else None for name, leak in leaks.items()
         }

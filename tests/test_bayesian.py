@@ -9,11 +9,12 @@ from scipy.stats import entropy
 from torch import Tensor
 
 from rayfed import seeds
-from rayfed.analysis import summary
-from rayfed.analysis.criteria import criteria
 from rayfed.attacks.base import Reconstruction
 from rayfed.engine.attacking import AttackCall, note_attack
 from rayfed.engine.tables import RoundTables, Scored
+from rayfed.evidence.attack_results import summarise_leakage
+from rayfed.evidence.bayesian_criteria import check_criteria
+from rayfed.evidence.training import summarise_arms
 from rayfed.metrics.bayesian import knowledge_increment, posterior_knowledge
 from rayfed.metrics.score import Scorer
 from rayfed.scenario import AttackSpec, parse, resolve
@@ -71,7 +72,7 @@ def trained(arm: str, accuracy: float, seconds: float) -> dict[str, object]:
 
 
 def test_repeats_count_in_means_and_have_rows_of_their_own() -> None:
-    [leak] = summary.leaks([scored("none", r, 0.1 * r, 0.2) for r in range(3)], ["none"], {})
+    [leak] = summarise_leakage([scored("none", r, 0.1 * r, 0.2) for r in range(3)], ["none"], {})
     mse, labels = leak.scores["mse"], leak.scores["label_accuracy"]
     assert mse is not None
     assert mse.mean == pytest.approx(0.1)
@@ -107,8 +108,8 @@ def test_who_meets_the_papers_bounds() -> None:
         trained("noisy", 0.8, 10),
         trained("slow", 0.9, 101),
     ]
-    arms = summary.arms(names, {}, rounds, [])
-    found = {v.arm: v for v in criteria(arms, summary.leaks(attacks, names, {}))}
+    arms = summarise_arms(names, {}, rounds, [])
+    found = {v.arm: v for v in check_criteria(arms, summarise_leakage(attacks, names, {}))}
     assert [name for name, met in found.items() if met.satisfies] == ["private"]
     assert (found["open"].accuracy, found["open"].bp_mse, found["open"].bp_ki) == (True, False, False)
     assert (found["noisy"].accuracy, found["noisy"].bp_mse, found["noisy"].bp_ki) == (False, True, True)
@@ -117,5 +118,5 @@ def test_who_meets_the_papers_bounds() -> None:
 
 def test_there_are_no_criteria_where_bp_ki_was_not_measured() -> None:
     attacks = [scored("none", 0, 0.1, 0.2) | {"bp_ki": None}]
-    arms = summary.arms(["none"], {}, [], [])
-    assert criteria(arms, summary.leaks(attacks, ["none"], {})) == []
+    arms = summarise_arms(["none"], {}, [], [])
+    assert check_criteria(arms, summarise_leakage(attacks, ["none"], {})) == []

@@ -13,17 +13,24 @@ from typer.testing import CliRunner
 
 from rayfed import scenario as scenarios
 from rayfed.analysis.loading import load
-from rayfed.analysis.proved import BoundPassed, Comparison, comparisons, nearest_to_bounds, telling, uncovered
 from rayfed.analysis.recommend import bound, recommend
 from rayfed.analysis.settings import settings
 from rayfed.cli import app
 from rayfed.defences.base import Task
 from rayfed.defences.dp_sgd import DpSgd
 from rayfed.engine import runs
+from rayfed.engine.bounds import BoundExceeded
 from rayfed.engine.inputs import prepare
 from rayfed.engine.local import local
 from rayfed.engine.progress import Progress
 from rayfed.errors import UserError
+from rayfed.evidence.proved_bounds import (
+    BoundComparison,
+    attacks_without_bound,
+    closest_comparisons,
+    compare_bounds,
+    nontrivial_comparisons,
+)
 from rayfed.metrics.roc import share
 from rayfed.privacy.accountant import Release
 from rayfed.privacy.printing import share_at_most
@@ -177,10 +184,10 @@ def test_a_setting_is_recommended_by_its_proved_bound() -> None:
 def test_a_bound_that_nothing_could_pass_is_compared_with_nothing() -> None:
     """Of few samples all is possible: a row beside a bound of 100 % would read as if something were proved."""
     few, chance = share(0, 4, 1e-4), share(0, 4, 1e-4)
-    vacuous = Comparison("x", "a", "samples identified:", 0, 4, few, chance, 1.0)
+    vacuous = BoundComparison("x", "a", None, 0, 4, few, chance, 1.0)
     telling_one, passed = replace(vacuous, bound=0.4), replace(vacuous, share=share(4000, 4000, 1e-4), bound=0.995)
-    assert telling([vacuous, telling_one, passed]) == [telling_one, passed]
-    assert nearest_to_bounds([vacuous]) == []
+    assert nontrivial_comparisons([vacuous, telling_one, passed]) == [telling_one, passed]
+    assert closest_comparisons([vacuous]) == []
 
 
 def test_page_and_figures_have_no_bounds_that_prove_nothing(tmp_path: Path) -> None:
@@ -223,11 +230,11 @@ attacks: [{{name: analytic, observes: gradient, victims: 40}}]
 @pytest.mark.engine
 def test_a_measurement_above_its_bound_is_an_error_of_ours(tmp_path: Path) -> None:
     honest = runs.attack(scenarios.parse(PLANTED.format(defence="dp_sgd")), None, str(tmp_path), local, Progress())
-    [one] = comparisons(*(honest.read_table(name).to_pylist() for name in ("proved", "attacks", "inferences")))
+    [one] = compare_bounds(*(honest.read_table(name).to_pylist() for name in ("proved", "attacks", "inferences")))
     assert one.share.low <= one.bound < 0.4
-    assert one.of == 40
+    assert one.count == 40
     planted = scenarios.parse(PLANTED.format(defence="tests.test_bounds:Forgets"))
-    with pytest.raises(BoundPassed, match=r"samples identified: 40 of 40, 100.00 % \(interval from .*proved bound 3\d"):
+    with pytest.raises(BoundExceeded):
         runs.attack(planted, None, str(tmp_path / "planted"), local, Progress())
     [left] = (tmp_path / "planted").iterdir()
     assert exits.status(RunFolder.open(str(left)))["state"] == "failed"
@@ -282,4 +289,4 @@ def test_attacks_beyond_an_account_are_named() -> None:
         {"arm": "dp", "attack": name, "chance": 1e-4, "present": most} for name, most in (("own", 0.1), ("many", 1.0))
     ]
     attacks = [{"arm": arm, "attack": name} for arm in ("dp", "none") for name in ("own", "many", "keyed")]
-    assert uncovered(privacy, proved, attacks, []) == [("dp", "many"), ("dp", "keyed")]
+    assert attacks_without_bound(privacy, proved, attacks, []) == [("dp", "many"), ("dp", "keyed")]

@@ -9,7 +9,6 @@ import pytest
 from typer.testing import CliRunner
 
 from rayfed import scenario as scenarios
-from rayfed.analysis.shown import shown
 from rayfed.cli import app
 from rayfed.client import local
 from rayfed.defences.base import GradientMethod, Task
@@ -20,6 +19,7 @@ from rayfed.defences.noise import clip_factors
 from rayfed.engine.canaries import Audited, audited
 from rayfed.engine.inputs import prepare
 from rayfed.errors import UserError
+from rayfed.evidence.empirical_epsilon import bound_epsilon
 from rayfed.gradients import norm
 from rayfed.privacy.accountant import Release
 from rayfed.privacy.spending import Spending
@@ -54,9 +54,9 @@ def test_gaussian_scores_show_most_of_the_claim_and_more_where_noise_is_missing(
     """2,000 with and 2,000 without: where the best threshold alone, by (epsilon, delta), shows 0.75."""
     random = np.random.default_rng(5)
     present, absent = (shift + cut * 1.5 * random.standard_normal(2000) for shift in (1.0, 0.0))
-    found = shown(present.tolist(), absent.tolist(), spending(Release("gaussian", 1.5, 1)))
+    found = bound_epsilon(present.tolist(), absent.tolist(), spending(Release("gaussian", 1.5, 1)))
     assert found.claimed == pytest.approx(2.75, abs=0.01)
-    assert found.refuted == (cut < 1)
+    assert found.refutes_claim == (cut < 1)
     assert found.epsilon > (found.claimed if cut < 1 else found.claimed / 2)
 
 
@@ -66,7 +66,7 @@ def test_bounds_hold_as_often_as_they_say() -> None:
     for seed in range(40):
         random = np.random.default_rng(seed)
         present, absent = (shift + random.standard_normal(200) for shift in (1.0, 0.0))
-        broken += shown(present.tolist(), absent.tolist(), spending(release)).refuted
+        broken += bound_epsilon(present.tolist(), absent.tolist(), spending(release)).refutes_claim
     assert broken <= 5  # 2 are expected at most; more than 5 have a probability of 1 %
 
 
@@ -75,17 +75,17 @@ def test_laplace_noise_is_not_accused_by_a_normal_curve() -> None:
     random = np.random.default_rng(1)
     drawn = [np.clip(shift + random.laplace(size=4000), 0, 1) for shift in (1.0, 0.0)]
     present, absent = ((scores + 1e-6 * random.random(4000)).tolist() for scores in drawn)  # without ties
-    found = shown(present, absent, spending(Release("laplace", 1, 1), 0))
+    found = bound_epsilon(present, absent, spending(Release("laplace", 1, 1), 0))
     assert found.claimed == 1
     assert 0.5 < found.epsilon <= 1
-    assert not found.refuted
+    assert not found.refutes_claim
 
 
 def test_scores_that_are_alike_show_nothing() -> None:
     scores = np.random.default_rng(2).standard_normal((2, 300)).tolist()
-    found = shown(scores[0], scores[1], spending(Release("gaussian", 1.0, 1)))
+    found = bound_epsilon(scores[0], scores[1], spending(Release("gaussian", 1.0, 1)))
     assert found.epsilon < 0.5
-    assert shown([0.0] * 50, [0.0] * 50, spending(Release("gaussian", 1.0, 1))).epsilon == 0
+    assert bound_epsilon([0.0] * 50, [0.0] * 50, spending(Release("gaussian", 1.0, 1))).epsilon == 0
 
 
 # What runs really do
@@ -204,7 +204,7 @@ HERE = "tests.test_canaries"
 )
 def test_planted_bugs_are_found(defence: str, changes: dict[str, str]) -> None:
     found = one(defence, 600, **changes).found
-    assert found.refuted
+    assert found.refutes_claim
     assert found.epsilon > found.claimed
 
 
@@ -216,7 +216,7 @@ def test_a_missing_draw_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = local.batches
     every = lambda samples, training, order: [torch.arange(samples) for _ in honest(samples, training, order)]  # noqa: E731
     monkeypatch.setattr(local, "batches", every)
-    assert one("{name: dp_sgd, noise_multiplier: 0.7}", 600).found.refuted
+    assert one("{name: dp_sgd, noise_multiplier: 0.7}", 600).found.refutes_claim
 
 
 # The command

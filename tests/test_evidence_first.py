@@ -20,7 +20,7 @@ ALLOWED: dict[str, int] = {
     "rayfed/analysis/recommend.py": 1,
     "rayfed/analysis/settings.py": 1,
     "rayfed/analysis/sweep_folder.py": 2,
-    "rayfed/evidence/scenario.py": 2,
+    "rayfed/evidence/arms.py": 2,
     "rayfed/report/about.py": 1,
     "rayfed/report/export.py": 1,
     "rayfed/report/paper.py": 1,

@@ -17,11 +17,11 @@ from torch import Tensor
 from rayfed import scenario as scenarios
 from rayfed.analysis.formats import NONE, duration
 from rayfed.analysis.gate import Bound, Played
-from rayfed.analysis.summary import Spread, spread
 from rayfed.attacks.base import Inference, Reconstruction
 from rayfed.engine import runs
 from rayfed.engine.local import local
 from rayfed.engine.progress import Progress
+from rayfed.evidence.spread import Spread, measure_spread
 from rayfed.metrics import score
 from rayfed.metrics.base import Metric
 from rayfed.metrics.known import METRICS
@@ -293,9 +293,9 @@ def test_a_metric_that_fails_now_is_no_improvement_on_a_baseline(tmp_path: Path)
 
 
 def test_infinite_figures_have_a_mean_and_no_deviation() -> None:
-    assert spread([1.0, 3.0]) == Spread(2.0, sqrt(2), 1.0, 3.0, 2)
-    assert spread([1.0, inf]) == Spread(inf, None, 1.0, inf, 2)
-    found = spread([inf, -inf])
+    assert measure_spread([1.0, 3.0]) == Spread(2.0, sqrt(2), 1.0, 3.0, 2)
+    assert measure_spread([1.0, inf]) == Spread(inf, None, 1.0, inf, 2)
+    found = measure_spread([inf, -inf])
     assert found is not None
     assert isnan(found.mean)
     assert duration(inf) == NONE

@@ -18,7 +18,6 @@ import torch
 
 from rayfed import registry
 from rayfed import scenario as scenarios
-from rayfed.analysis.summary import setting
 from rayfed.attacks.base import not_applicable
 from rayfed.attacks.idlg import Idlg
 from rayfed.attacks.sealed import attempt
@@ -35,7 +34,9 @@ from rayfed.engine.inputs import prepare
 from rayfed.engine.local import local
 from rayfed.engine.progress import Progress
 from rayfed.errors import ScenarioError, UserError
+from rayfed.evidence.attack_results import attack_input
 from rayfed.registry import component
+from rayfed.report.text.attacks import attack_input_text
 from rayfed.scenario import AttackSpec, ResolvedArm
 from rayfed.update import Named, Observation, Update
 from tests.conftest import REPOSITORY
@@ -344,7 +345,9 @@ assert "torch" not in sys.modules
 def test_reports_say_what_is_granted_in_its_own_words(name: str, words: str) -> None:
     """Code that a table names is not imported: it may be anybody's."""
     row = {"batch_size": 4, "observes": "shown", "knowledge": ["labels", name]}
-    assert setting([row]) == f"the shown update or mixture of 4 samples and the labels and {words}"
+    assert (
+        attack_input_text(attack_input([row])) == f"the shown update or mixture of 4 samples and the labels and {words}"
+    )
 
 
 @pytest.mark.parametrize(

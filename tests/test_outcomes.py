@@ -12,10 +12,10 @@ from scipy import stats
 from rayfed.analysis.figures import grid
 from rayfed.analysis.outcomes import outcomes, outcomes_table, with_pmm, yaml_line
 from rayfed.analysis.settings import UNFINISHED, estimate, settings
-from rayfed.analysis.summary import arms, warmed_up
 from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.analysis.verdicts import run_findings
 from rayfed.errors import RunError, UserError
+from rayfed.evidence.training import rounds_after_warm_up, summarise_arms
 from rayfed.metrics import roc
 from rayfed.metrics.measures import MEASURES, extreme_of, measure_of
 from rayfed.store.folder import RunFolder
@@ -261,7 +261,7 @@ def test_the_training_time_is_one_wherever_it_is_told(tmp_path: Path) -> None:
     for round, seconds in ((1, 2.0), (2, 4.0)):
         folder.write_part("rounds", round, [first | {"round": round, "actor_seconds": seconds}])
     [row] = outcomes(folder)
-    [arm] = arms(["none"], {}, folder.read_table("rounds").to_pylist(), [])
+    [arm] = summarise_arms(["none"], {}, folder.read_table("rounds").to_pylist(), [])
     assert arm.actor_seconds is not None
     assert (row["train_seconds"], arm.actor_seconds.mean * row["rounds"]) == (9.0, 9.0)
 
@@ -269,10 +269,12 @@ def test_the_training_time_is_one_wherever_it_is_told(tmp_path: Path) -> None:
 def test_rounds_in_which_a_process_warms_up_do_not_count() -> None:
     """After a resume too, or where an actor joins later."""
     rounds = [{"round": i, "warming": warming} for i, warming in enumerate([True, False, True, False])]
-    assert [row["round"] for row in warmed_up(rounds)] == [1, 3]
-    assert [row["round"] for row in warmed_up(rounds[::2])] == [2], "where all warm up, all but the first count"
-    assert [row["round"] for row in warmed_up([{"round": 0}, {"round": 1}])] == [1], "of earlier versions"
-    assert warmed_up(rounds[:1]) == rounds[:1]
+    assert [row["round"] for row in rounds_after_warm_up(rounds)] == [1, 3]
+    assert [row["round"] for row in rounds_after_warm_up(rounds[::2])] == [2], (
+        "where all warm up, all but the first count"
+    )
+    assert [row["round"] for row in rounds_after_warm_up([{"round": 0}, {"round": 1}])] == [1], "of earlier versions"
+    assert rounds_after_warm_up(rounds[:1]) == rounds[:1]
 
 
 def test_settings_gather_the_repeats_of_finished_trials(tmp_path: Path) -> None:

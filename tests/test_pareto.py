@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rayfed.analysis.pareto import ParetoFront, front, strongest
-from rayfed.analysis.settings import Setting
+from rayfed.analysis.pareto import ParetoFront, front
+from rayfed.analysis.settings import Setting, strongest
 from rayfed.errors import UserError
 from tests.result_fixtures import setting
 

@@ -15,15 +15,21 @@ import torch
 import yaml
 from matplotlib.figure import Figure
 
-from rayfed.analysis import formats, summary
+from rayfed.analysis import formats
 from rayfed.analysis.outcomes import outcomes
 from rayfed.analysis.verdicts import collect_evidence
 from rayfed.errors import RunError
+from rayfed.evidence.attack_results import summarise_inferences
+from rayfed.evidence.label_mix import compute_label_mix
+from rayfed.evidence.spread import Spread, measure_spread
+from rayfed.evidence.success import success_share
+from rayfed.evidence.training import summarise_arms
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.report import plots, words
 from rayfed.report.page import code, environment
 from rayfed.report.pictures import SHOWN, STRIPS
 from rayfed.report.run import write_report
+from rayfed.report.text.attacks import threshold_text
 from rayfed.report.verdict_table import verdict_table
 from rayfed.store.folder import RunFolder
 from rayfed.store.images import encode_png
@@ -219,7 +225,7 @@ def test_the_summary_says_what_the_tables_say(run: RunFolder, page: Page) -> Non
 
 def test_the_verdicts_are_a_row_for_each_arm_with_its_cost_and_its_guarantee(run: RunFolder) -> None:
     scenario, attacks = run.scenario(), run.read_table("attacks").to_pylist()
-    arms = summary.arms(list(ARMS), scenario, run.read_table("rounds").to_pylist(), [])
+    arms = summarise_arms(list(ARMS), scenario, run.read_table("rounds").to_pylist(), [])
     privacy = [{"arm": "gaussian", **PRIVATE}, {"arm": "prune", "epsilon": None, "note": "no mechanism"}]
     found = verdict_table(collect_evidence(scenario, attacks, []), arms, privacy, "untrained weights")
     cells = {row.arm: dict(zip(found.headings, row.cells, strict=True)) for row in found.rows}
@@ -328,10 +334,10 @@ def test_infinite_psnr_is_exact_and_leaves_means_finite(tmp_path: Path) -> None:
 
 
 def test_unmeasured_scores_are_not_counted() -> None:
-    assert summary.spread([None, math.nan]) is None
-    assert summary.spread([1.0, None, 3.0, math.nan]) == summary.Spread(2.0, math.sqrt(2), 1.0, 3.0, 2)
-    assert summary.spread([math.inf, 50.0], PSNR_CEILING) == summary.Spread(75.0, math.sqrt(1250), 50, 100, 2)
-    assert summary.spread([5.0]) == summary.Spread(5.0, None, 5.0, 5.0, 1)
+    assert measure_spread([None, math.nan]) is None
+    assert measure_spread([1.0, None, 3.0, math.nan]) == Spread(2.0, math.sqrt(2), 1.0, 3.0, 2)
+    assert measure_spread([math.inf, 50.0], PSNR_CEILING) == Spread(75.0, math.sqrt(1250), 50, 100, 2)
+    assert measure_spread([5.0]) == Spread(5.0, None, 5.0, 5.0, 1)
 
 
 @pytest.mark.engine
@@ -395,12 +401,12 @@ def test_the_probability_of_reconstruction_success_counts_every_attacked_image()
         {"psnr": 9.0, "mse": 0.1},
         {"psnr": None, "mse": None},
     ]
-    assert summary.success(rows, "psnr", 15) == 0.5
-    assert summary.success(rows, "mse", 0.01) == 0.25
-    assert summary.success(rows, "mse", 0.1) == 0.75
-    assert summary.success(rows[3:], "psnr", 15) is None
-    assert summary.passing("psnr", 15.0) == "psnr ≥ 15"
-    assert summary.passing("mse", 0.01) == "mse ≤ 0.01"
+    assert success_share(rows, "psnr", 15) == 0.5
+    assert success_share(rows, "mse", 0.01) == 0.25
+    assert success_share(rows, "mse", 0.1) == 0.75
+    assert success_share(rows[3:], "psnr", 15) is None
+    assert threshold_text("psnr", 15.0) == "psnr ≥ 15"
+    assert threshold_text("mse", 0.01) == "mse ≤ 0.01"
 
 
 @pytest.mark.engine
@@ -437,7 +443,7 @@ def test_inferences_stand_beside_chance_and_generated_images_beside_true_ones(tm
     png = encode_png(torch.rand(1, 8, 8))
     place = {"arm": "none", "round": 0, "attack": "gan", "victim": 1, "repeat": 0}
     folder.write_part("images", 0, [place | {"sample": i, "true": png, "reconstructed": png} for i in range(SHOWN + 2)])
-    claims = {c.attack: c for c in summary.claims(folder.read_table("inferences").to_pylist(), ["none", "prune"])}
+    claims = {c.attack: c for c in summarise_inferences(folder.read_table("inferences").to_pylist(), ["none", "prune"])}
     assert claims["membership"].value is not None
     assert claims["membership"].value.mean == pytest.approx(0.8)
     assert claims["membership"].candidates == 80
@@ -598,7 +604,7 @@ def test_many_classes_and_clients(tmp_path: Path) -> None:
     page = read(folder)
     assert "90 other classes" in page.text
     assert "The first 60 of 80 clients" in page.text
-    mix = summary.label_mix(folder.read_table("partition"))
+    mix = compute_label_mix(folder.read_table("partition"))
     assert mix is not None
     assert mix.samples == (4950, 4950, 4950)
     assert mix.classes_held == (99, 99, 99)
@@ -644,8 +650,8 @@ def test_reports_into_other_file_systems(memory: str) -> None:
         (formats.duration(0.1234), "0.12 s"),
         (formats.duration(185), "3 min 05 s"),
         (formats.duration(7800), "2 h 10 min"),
-        (formats.counts(summary.spread([3.0, 4.0])), "3 to 4"),
-        (formats.counts(summary.spread([2400.0, 2400.0])), "2,400"),
+        (formats.counts(measure_spread([3.0, 4.0])), "3 to 4"),
+        (formats.counts(measure_spread([2400.0, 2400.0])), "2,400"),
         (formats.counts(None), "–"),
     ],
 )

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from rayfed.analysis.robustness import matrix
 from rayfed.analysis.settings import settings
-from rayfed.evidence.scenario import arm_and_opponent
+from rayfed.evidence.arms import arm_and_opponent
+from rayfed.evidence.robustness import robustness_matrix
 from tests.result_fixtures import outcome
 
 SCENARIO = {"arms": {"dp": {}, "dp vs": {}, "a vs b": {}}, "opponents": {"flip": {}, "c vs d": {}}}
@@ -19,8 +19,8 @@ def evaluated(arm: str, accuracy: float) -> dict[str, Any]:
 
 
 def test_the_matrix_has_the_pairs_of_the_scenario() -> None:
-    found = matrix([evaluated("dp vs flip", 0.5), evaluated("a vs b vs c vs d", 0.75)], SCENARIO)
-    assert {pair: one.accuracy for pair, one in found.outcomes.items()} == {
+    found = robustness_matrix([evaluated("dp vs flip", 0.5), evaluated("a vs b vs c vs d", 0.75)], SCENARIO)
+    assert {pair: one.accuracy for pair, one in found.results.items()} == {
         ("dp", "flip"): 0.5, ("a vs b", "c vs d"): 0.75,
     }  # fmt: skip
     assert (found.arms, found.opponents) == (["dp", "a vs b"], ["flip", "c vs d"])
@@ -41,7 +41,7 @@ def test_pairs_of_an_earlier_version_are_read() -> None:
 
 
 def test_an_arm_without_opponents_is_not_in_the_matrix() -> None:
-    assert matrix([evaluated("dp vs strong", 0.5)], {"arms": {"dp": {}, "dp vs strong": {}}}).outcomes == {}
+    assert robustness_matrix([evaluated("dp vs strong", 0.5)], {"arms": {"dp": {}, "dp vs strong": {}}}).results == {}
 
 
 def test_a_setting_has_the_swept_values_of_its_own_arm() -> None:

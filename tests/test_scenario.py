@@ -10,7 +10,7 @@ import yaml
 
 from rayfed import scenario
 from rayfed.errors import ScenarioError
-from rayfed.evidence.scenario import arm_spec, pairs_by_name
+from rayfed.evidence.arms import arm_spec, pairs_by_name
 
 MINIMAL = "name: x\nfederation: {rounds: 2, clients: 4}\n"
 

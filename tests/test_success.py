@@ -10,10 +10,9 @@ import pandas as pd
 import pytest
 
 import rayfed
-from rayfed.analysis import summary
 from rayfed.analysis.loading import Run, Sweep
-from rayfed.analysis.success import MEASURED, attack_groups, success_curve
 from rayfed.errors import UserError
+from rayfed.evidence.success import CURVE_METRICS, group_by_attack, success_curve, success_share
 from rayfed.report.export import export
 from rayfed.report.success_plots import _stairs, success_rates
 from tests.result_fixtures import attacked, small_run, small_sweep, trial_run
@@ -37,7 +36,7 @@ def run(tmp_path: Path) -> Run:
 
 
 def test_a_curve_has_the_shares_counted_by_hand() -> None:
-    [group] = attack_groups(rows())
+    [group] = group_by_attack(rows())
     psnr, mse = success_curve(group, "psnr"), success_curve(group, "mse")
     assert psnr is not None
     assert mse is not None
@@ -53,11 +52,11 @@ def test_a_curve_has_the_shares_counted_by_hand() -> None:
 
 @pytest.mark.parametrize(("metric", "thresholds"), [("psnr", [5, 10, 15, 20, 99]), ("mse", [1, 0.1, 0.05, 0.01, 1e-9])])
 def test_pors_is_a_point_of_the_curve(metric: str, thresholds: list[float]) -> None:
-    [group] = attack_groups(rows())
+    [group] = group_by_attack(rows())
     found = success_curve(group, metric, thresholds)
     assert found is not None
     assert found.thresholds == thresholds
-    assert found.shares == [summary.success(group.rows, metric, threshold) for threshold in thresholds]
+    assert found.shares == [success_share(group.rows, metric, threshold) for threshold in thresholds]
 
 
 def test_a_run_has_them_as_a_table(run: Run) -> None:
@@ -99,7 +98,7 @@ def test_a_sweep_counts_the_images_of_all_repeats(tmp_path: Path) -> None:
 def test_copies_that_are_exact_to_any_eye_pass_the_hardest_threshold_shown(
     metric: str, values: list[float], line: tuple[list[float], list[float]]
 ) -> None:
-    [met] = attack_groups([attacked("none", "dlg", **{metric: value}) for value in values])
+    [met] = group_by_attack([attacked("none", "dlg", **{metric: value}) for value in values])
     found = success_curve(met, metric)
     assert found
     assert _stairs(found, [found]) == line
@@ -112,4 +111,4 @@ def test_the_chart_has_a_panel_a_metric_and_a_dash_an_attack() -> None:
     assert "reach a threshold of PSNR, MSE" in found.drawing
     assert all(f"var(--series-{arm})" in found.drawing for arm in (0, 1))
     assert success_rates([attacked("none", "ggl", psnr=None)], ["none"], {}) is None
-    assert set(MEASURED) >= {"psnr", "ssim", "mse"}
+    assert set(CURVE_METRICS) >= {"psnr", "ssim", "mse"}

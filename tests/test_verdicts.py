@@ -14,11 +14,8 @@ import torch
 from rich.console import Console
 
 from rayfed import scenario as scenarios
-from rayfed.analysis import summary
 from rayfed.analysis.loading import Run, load
-from rayfed.analysis.membership import Roc, in_words
 from rayfed.analysis.outcomes import outcomes, with_verdicts
-from rayfed.analysis.summary import ArmSummary
 from rayfed.analysis.verdicts import (
     closest,
     collect_evidence,
@@ -28,6 +25,8 @@ from rayfed.analysis.verdicts import (
     read_evidence,
     write_verdicts,
 )
+from rayfed.evidence.membership import Identification, Roc
+from rayfed.evidence.training import ArmSummary, summarise_arms
 from rayfed.metrics.roc import Estimate
 from rayfed.reasons import Reason
 from rayfed.report import words
@@ -59,7 +58,7 @@ def hidden(arm: str) -> dict[str, Any]:
 
 
 def arms_of(*names: str) -> list[ArmSummary]:
-    return summary.arms(names, {}, [], [])
+    return summarise_arms(names, {}, [], [])
 
 
 def of(*rows: dict[str, Any], scenario: dict[str, Any] = SCENARIO, **more: Any) -> dict[str, Any]:
@@ -407,15 +406,15 @@ def test_what_leaked_before_an_interruption_is_said_in_the_terminal(tmp_path: Pa
         assert STATES[verdict.state] in line
 
 
-@pytest.mark.parametrize(("auc", "control", "said"), [
-    ((0.7, 0.6, 0.8), (0.5, 0.4, 0.6), "MEMBERS IDENTIFIED"),
-    ((0.55, 0.5, 0.6), None, "members not identified"),
-    ((0.3, 0.2, 0.4), None, "MEMBERS IDENTIFIED, by lower scores"),
-    ((0.9, 0.8, 1.0), (0.9, 0.8, 1.0), "MEMBERS IDENTIFIED, but the control"),
+@pytest.mark.parametrize(("auc", "control", "expected"), [
+    ((0.7, 0.6, 0.8), (0.5, 0.4, 0.6), Identification.IDENTIFIED),
+    ((0.55, 0.5, 0.6), None, Identification.NOT_IDENTIFIED),
+    ((0.3, 0.2, 0.4), None, Identification.IDENTIFIED),
+    ((0.9, 0.8, 1.0), (0.9, 0.8, 1.0), Identification.ALSO_BY_CONTROL),
 ])  # fmt: skip
-def test_membership_has_a_verdict_in_words(auc: Any, control: Any, said: str) -> None:
-    found = Roc(Estimate(*auc), control and Estimate(*control), {}, 9, 9)
-    assert in_words(found).startswith(said)
+def test_members_are_identified_by_the_intervals(auc: Any, control: Any, expected: Identification) -> None:
+    roc = Roc(Estimate(*auc), control and Estimate(*control), {}, 9, 9)
+    assert roc.identification == expected
 
 
 @pytest.mark.parametrize(("kind", "said"), [

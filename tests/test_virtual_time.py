@@ -19,7 +19,6 @@ import rayfed
 from rayfed import registry
 from rayfed import scenario as scenarios
 from rayfed.analysis.recommend import COSTS, bound, recommend, usual_costs
-from rayfed.analysis.summary import on_the_clock
 from rayfed.client import devices as drawn_devices
 from rayfed.client import plan
 from rayfed.client.devices import devices
@@ -31,6 +30,7 @@ from rayfed.engine.local import LocalExecution, LocalExecutor, local
 from rayfed.engine.progress import Progress
 from rayfed.engine.work import Work, _Counter, counted, processed
 from rayfed.errors import RunError, ScenarioError, UserError
+from rayfed.evidence.training import add_virtual_time
 from rayfed.scenario import Scenario, Training
 from rayfed.store import checkpoint
 from rayfed.store.folder import RunFolder
@@ -718,7 +718,7 @@ def test_simulated_time_stands_in_outcomes_report_and_recommendation(tmp_path: P
     page = folder.read_text("report.html")
     assert "Test accuracy by simulated time (min), one line per arm" in page
     assert "Simulated time per round" in page
-    last = on_the_clock([row for row in rows(folder, "rounds") if row["arm"] == "prune"])[-1]
+    last = add_virtual_time([row for row in rows(folder, "rounds") if row["arm"] == "prune"])[-1]
     assert last["simulated_minutes"] == pytest.approx(found["prune"]["simulated_seconds"] / 60)
 
 

@@ -27,8 +27,8 @@ from rayfed.analysis.paired import holm
 from rayfed.analysis.settings import INAPPLICABLE
 from rayfed.analysis.unanswered import unanswered
 from rayfed.analysis.verdicts import criterion_of
+from rayfed.evidence.methods import closed_forms
 from rayfed.evidence.rows import Row, labels_given
-from rayfed.evidence.scenario import closed_forms
 from rayfed.metrics.known import METRICS
 from rayfed.store.schemas import UNPLAYED
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from math import isfinite, isinf
 from typing import TYPE_CHECKING, Any
 
-from rayfed.analysis.summary import Spread
 from rayfed.evidence.rows import measured
+from rayfed.evidence.spread import Spread
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.metrics.known import NOUNS, leading
 from rayfed.metrics.measures import MEASURES

@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rayfed import reasons
 from rayfed.analysis.formats import duration
-from rayfed.analysis.membership import RATES, Roc, roc, stated
 from rayfed.analysis.unanswered import unanswered
 from rayfed.analysis.verdicts import NOTHING_REBUILT, UNFINISHED, criterion_of, run_findings
 from rayfed.errors import UserError, nearest
+from rayfed.evidence.arms import arm_names, arm_spec, attack_knowledge, is_recorded, is_undefended
 from rayfed.evidence.criteria import Criterion
 from rayfed.evidence.labels import LUCK, named
+from rayfed.evidence.membership import RATES, Roc, compute_roc
+from rayfed.evidence.methods import closed_forms
 from rayfed.evidence.rows import Knowledge, Row, code_given, label_of, labels_given, measured
-from rayfed.evidence.scenario import arm_names, arm_spec, closed_forms, knowledge_of, recorded, undefended
 from rayfed.metrics.base import Metric
 from rayfed.metrics.known import METRICS, NOUNS, leading, metrics_of, modality_by
 from rayfed.metrics.measures import JUDGED
@@ -31,6 +32,7 @@ from rayfed.metrics.roc import Estimate, share
 from rayfed.metrics.top import TOP_1
 from rayfed.reasons import Reason
 from rayfed.report.text.findings import labels_beyond_text, part_text
+from rayfed.report.text.membership import rate_text
 from rayfed.report.text.reasons import REASONS, attack_text, doubt_text, no_results_text, not_run_text, overtaken_text
 from rayfed.store.finding import Finding, Missing
 from rayfed.store.finding import State as FindingState
@@ -303,7 +305,7 @@ class Played:
     def gated(self) -> list[str]:
         """Return the arms that a gate checks by default: all arms with a defence, or all arms if none has a defence."""
         arms = arm_names(self.scenario, self.attacks, self.inferences)
-        return [arm for arm in arms if not undefended(self.scenario, arm)] or arms
+        return [arm for arm in arms if not is_undefended(self.scenario, arm)] or arms
 
     def checks(self, bounds: Sequence[Bound], arms: Sequence[str]) -> list[Check]:
         """Return the checks of every bound on every arm, in the order of the arms."""
@@ -326,7 +328,7 @@ class Played:
             own, doubt = [finding for finding in found if finding.arm == arm], self.doubt(arm)
             checks = []
             for finding in own:
-                check = _check(finding, bound, undefended(self.scenario, arm))
+                check = _check(finding, bound, is_undefended(self.scenario, arm))
                 overtaken = overtaken_text(finding.overtaken) if finding.overtaken else ""
                 told = _guessed(finding, bound), check.reason, overtaken
                 check = self._with_what_else(replace(check, reason="; ".join(filter(None, told))))
@@ -383,7 +385,7 @@ class Played:
 
     def doubt(self, arm: str) -> str:
         """Return a warning if the settings of a replay may be wrong; empty otherwise and for other runs."""
-        if not recorded(self.scenario, arm):
+        if not is_recorded(self.scenario, arm):
             return ""
         far = max((row["distortion"] or 0.0 for row in self.attacks if row["arm"] == arm), default=0.0)
         if far < MISTAKEN:
@@ -437,11 +439,11 @@ class Played:
         """
         if not arm_spec(self.scenario, arm).get("defences"):
             return ""
-        if recorded(self.scenario, arm):
+        if is_recorded(self.scenario, arm):
             return REASONS[Reason.DEFENCES_UNKNOWN]
         asked, why = self._asked(bound, arm), NOT_ADAPTIVE
         for title in sorted(exceeding):
-            if knowledge_of(self.scenario, title) >= {Knowledge.DEFENCE, Knowledge.CODE}:
+            if attack_knowledge(self.scenario, title) >= {Knowledge.DEFENCE, Knowledge.CODE}:
                 unused = [row for row in asked[title] if row.get("reason") in reasons.UNDECIDED]
                 if not unused:
                     return ""
@@ -474,12 +476,12 @@ class Played:
         return self._identified(bound, arm) if bound.name == IDENTITY else self._members(bound, arm)
 
     def _members(self, bound: Bound, arm: str) -> dict[str, Estimate | None]:
-        curves = {title: roc(rows) for title, rows in self._asked(bound, arm).items()}
+        curves = {title: compute_roc(rows) for title, rows in self._asked(bound, arm).items()}
         return {title: _estimate(bound, curve) for title, curve in curves.items() if curve}
 
     def _few(self, bound: Bound, arm: str) -> str:
-        curves = map(roc, self._asked(bound, arm).values())
-        return next((stated(curve, RATES[-1]) for curve in curves if curve), "no membership attack has a result")
+        curves = map(compute_roc, self._asked(bound, arm).values())
+        return next((rate_text(curve, RATES[-1]) for curve in curves if curve), "no membership attack has a result")
 
     def _identified(self, bound: Bound, arm: str) -> dict[str, Estimate | None]:
         """Return the share of samples whose person each attack reveals in any repeat; no result means not revealed."""
@@ -550,7 +552,7 @@ class Played:
         """Return the arms without defences on the same model."""
         model = arm_spec(self.scenario, arm).get("model")
         arms = arm_names(self.scenario, self.attacks, self.inferences)
-        bare = [one for one in arms if undefended(self.scenario, one)]
+        bare = [one for one in arms if is_undefended(self.scenario, one)]
         return [one for one in bare if arm_spec(self.scenario, one).get("model") == model]
 
     def _working(self, bound: Bound, arm: str) -> set[str]:

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from rayfed.analysis.settings import Setting
+from rayfed.evidence.arms import arm_and_opponent, arm_spec, is_undefended
 from rayfed.evidence.rows import measured
-from rayfed.evidence.scenario import arm_and_opponent, arm_spec, undefended
 
 
 def with_idle(settings: Sequence[Setting], scenario: Mapping[str, Any]) -> list[Setting]:
@@ -17,7 +17,7 @@ def with_idle(settings: Sequence[Setting], scenario: Mapping[str, Any]) -> list[
     An attack works if its whole 95 % interval, or both of two values, exceed chance. The interval of a single value is
     over its run's candidates or victims. If a run has no such interval, its value is used.
     """
-    working = [one for one in settings if undefended(scenario, one.arm) and _beats_chance(one)]
+    working = [one for one in settings if is_undefended(scenario, one.arm) and _beats_chance(one)]
 
     def idle(one: Setting) -> bool:
         return "inferred" in one.measures and not any(_shows(bare, one, scenario) for bare in working)

@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from rayfed.analysis import idle, outcomes, paired, pareto, settings, success, twins, victims
+from rayfed.analysis import idle, outcomes, paired, pareto, settings, twins, victims
 from rayfed.analysis.notebook import html
 from rayfed.analysis.pictures import Picture
 from rayfed.analysis.settings import Setting
 from rayfed.analysis.sweep_folder import SweepFolder, is_sweep
 from rayfed.analysis.verdicts import VERDICTS, RunEvidence, Verdict, read_evidence
 from rayfed.errors import RunError, nearest
+from rayfed.evidence.arms import arm_names
+from rayfed.evidence.methods import closed_forms
 from rayfed.evidence.rows import Row, measured
-from rayfed.evidence.scenario import arm_names, closed_forms
+from rayfed.evidence.success import CURVE_METRICS, AttackGroup, group_by_attack, success_curve, success_table
 from rayfed.store import exits
 from rayfed.store.finding import Finding
 from rayfed.store.folder import RunFolder
@@ -108,14 +110,14 @@ class Results(ABC):
         """Return the share of attacked images that reach a threshold, by setting, attack, metric and threshold.
 
         Metrics are `psnr`, `ssim`, `mse`, `lpips_alex` and `lpips_vgg`. Default: all that were measured. `thresholds`
-        default to all measured values. For the columns see `rayfed.analysis.success.success_table`. Raises `UserError`
+        default to all measured values. For the columns see `rayfed.evidence.success.success_table`. Raises `UserError`
         for another metric.
         """
-        found = (success.success_curve(g, m, thresholds) for g in self._groups() for m in metrics or success.MEASURED)
-        return success.success_table(one for one in found if one)
+        found = (success_curve(g, m, thresholds) for g in self._groups() for m in metrics or CURVE_METRICS)
+        return success_table(one for one in found if one)
 
     @abstractmethod
-    def _groups(self) -> list[success.AttackGroup]:
+    def _groups(self) -> list[AttackGroup]:
         """Return the rows of `attacks` grouped by arm, setting and attack."""
 
     def _repr_html_(self) -> str:
@@ -204,8 +206,8 @@ class Run(Results):
         arms, closed = arm_names(self.scenario, attacks, inferences), closed_forms(self.scenario)
         return victims.victims(attacks, inferences, arms, closed)
 
-    def _groups(self) -> list[success.AttackGroup]:
-        return success.attack_groups(self.attacks.to_pylist())
+    def _groups(self) -> list[AttackGroup]:
+        return group_by_attack(self.attacks.to_pylist())
 
     def images(self, arm: str | None = None, attack: str | None = None) -> Iterator[Picture]:
         """Return true images and their reconstructions, sorted by round; optionally of one arm or attack only."""
@@ -269,7 +271,7 @@ class Sweep(Results):
         """Return the values to pair between arms, by seed."""
         return paired.of_seeds(self.settings(source))
 
-    def _groups(self) -> list[success.AttackGroup]:
+    def _groups(self) -> list[AttackGroup]:
         """Return the rows of `attacks` grouped by setting and attack, over all repeats."""
         sweep, met = SweepFolder(self.folder), [one for one in self.settings() if one.attack]
         runs = dict.fromkeys(row["run"] for one in met for row in one.rows)
@@ -279,7 +281,7 @@ class Sweep(Results):
             found = (row for trial in one.rows for row in attacks[trial["run"]])
             return [row for row in found if (row["arm"], row["attack"]) == (one.arm, one.attack)]
 
-        return [success.AttackGroup(one.title, one.arm, str(one.attack), rows(one)) for one in met]
+        return [AttackGroup(one.title, one.arm, str(one.attack), rows(one)) for one in met]
 
     @property
     def trials(self) -> list[Run]:

@@ -11,18 +11,20 @@ from typing import Any
 
 import pyarrow as pa
 
-from rayfed.analysis import summary
 from rayfed.analysis.settings import INAPPLICABLE, estimate
-from rayfed.analysis.summary import Leak, warmed_up
 from rayfed.analysis.unanswered import counted
 from rayfed.analysis.verdicts import criterion_of
 from rayfed.documents import yaml_flow
+from rayfed.evidence.arms import arm_and_opponent, arm_names, arm_spec, is_undefended
+from rayfed.evidence.attack_results import InferenceResult, Leakage, summarise_inferences, summarise_leakage
 from rayfed.evidence.findings import explains, findings, worst_state
+from rayfed.evidence.methods import closed_forms
 from rayfed.evidence.rows import Row, code_given
-from rayfed.evidence.scenario import arm_and_opponent, arm_names, arm_spec, closed_forms, undefended
+from rayfed.evidence.training import rounds_after_warm_up, summarise_arms
 from rayfed.metrics.measures import JUDGED, MEASURES, extreme_of
 from rayfed.metrics.roc import share
 from rayfed.reasons import CHANNELS, Reason
+from rayfed.report.text.attacks import component_text
 from rayfed.report.text.reasons import REASONS, doubt_text, no_results_text, not_run_text
 from rayfed.store import exits
 from rayfed.store.finding import State
@@ -40,18 +42,18 @@ def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
     names = ("rounds", "attacks", "inferences", "privacy")
     rounds, attacks, inferences, privacy = (folder.read_table(name).to_pylist() for name in names)
     arms = arm_names(scenario, rounds, attacks, inferences)
-    leaks = summary.leaks(attacks, arms, {})
-    claims, closed = summary.claims(inferences, arms), closed_forms(scenario)
+    leaks = summarise_leakage(attacks, arms, {})
+    claims, closed = summarise_inferences(inferences, arms), closed_forms(scenario)
     by_leak: dict[tuple[str, str], list[Row]] = {}
     by_claim: dict[tuple[str, str], list[Row]] = {}
     for rows, by in ((attacks, by_leak), (inferences, by_claim)):
         for attacked in rows:
             by.setdefault(_met(attacked), []).append(attacked)
     found = []
-    for arm in summary.arms(arms, scenario, rounds, []):
+    for arm in summarise_arms(arms, scenario, rounds, []):
         row = {
             "arm": arm.name,
-            "defences": " + ".join(arm.defences),
+            "defences": " + ".join(map(component_text, arm.components)),
             "rounds": arm.rounds,
             "state": "finished" if over else status.get("state"),
             "test_accuracy": arm.accuracy,
@@ -111,7 +113,7 @@ def with_verdicts(
         answers = groups.setdefault(place(row), {})
         if row.get("result"):
             answers[played(row)] = row["result"]
-        if row.get("result") == "leaks" and undefended(scenario, row["arm"]):
+        if row.get("result") == "leaks" and is_undefended(scenario, row["arm"]):
             working.setdefault(key(row), set()).add(played(row))
 
     met: dict[Any, list[Row]] = {}
@@ -167,7 +169,7 @@ def _training_time(rounds: Sequence[Row]) -> dict[str, float | None]:
 
     A round in which a process warms up counts as the mean of the others.
     """
-    found = estimate([row["actor_seconds"] or 0.0 for row in warmed_up(rounds)])
+    found = estimate([row["actor_seconds"] or 0.0 for row in rounds_after_warm_up(rounds)])
     if found is None:
         return {"train_seconds": None, "train_seconds_half": None}
     half = None if found.high is None else len(rounds) * (found.high - found.mean)
@@ -196,7 +198,7 @@ def with_pmm(rows: Sequence[Row], scenario: Mapping[str, Any], alike: Callable[[
 
     accuracy: dict[Any, float] = {}
     for row in rows:
-        if undefended(scenario, row["arm"]) and row.get("test_accuracy"):
+        if is_undefended(scenario, row["arm"]) and row.get("test_accuracy"):
             accuracy.setdefault(key(row), row["test_accuracy"])
 
     def pmm(row: Row) -> float | None:
@@ -249,7 +251,7 @@ def _answer(scenario: Mapping[str, Any], rows: Sequence[Row], finished: bool) ->
         return {"result": INAPPLICABLE}
     closed = closed_forms(scenario)
     arm, criterion = rows[0]["arm"], criterion_of(scenario, rows)
-    changed = not undefended(scenario, arm)
+    changed = not is_undefended(scenario, arm)
     found = findings(rows, criterion, undefended=[arm], finished=finished, closed=closed, changed=changed)
     state = worst_state(found)
     explained = code_given(rows[0]) and explains(rows, rows)
@@ -265,7 +267,7 @@ def _answer(scenario: Mapping[str, Any], rows: Sequence[Row], finished: bool) ->
     return {"result": state, "reason": "; ".join(dict.fromkeys(reasons)) or None, "explains": explained, **figures}
 
 
-def _leaked(leak: Leak, attacks: Sequence[Row], scenario: Mapping[str, Any], finished: bool) -> dict[str, Any]:
+def _leaked(leak: Leakage, attacks: Sequence[Row], scenario: Mapping[str, Any], finished: bool) -> dict[str, Any]:
     """Return the result of the rows of one reconstruction attack on one arm, summarised in `leak`."""
     first = attacks[0]
     row: dict[str, Any] = {name: first[name] for name in ("attack", "batch_size", "observes", "knowledge")}
@@ -278,11 +280,11 @@ def _leaked(leak: Leak, attacks: Sequence[Row], scenario: Mapping[str, Any], fin
     return row
 
 
-def _beyond(claim: summary.Claim) -> float | None:
+def _beyond(claim: InferenceResult) -> float | None:
     return claim.value.mean - claim.chance.mean if claim.value and claim.chance else None
 
 
-def _least(claim: summary.Claim) -> float | None:
+def _least(claim: InferenceResult) -> float | None:
     """Return the lower end of the 95 % interval of `_beyond`; None if there is no interval.
 
     The interval is over the candidates of all victims; for answers that are right or wrong, over the victims.

@@ -19,7 +19,7 @@ from rayfed.analysis.outcomes import yaml_line
 from rayfed.analysis.promises import mixed
 from rayfed.analysis.settings import Estimate, Setting, by_values, of_rebuilt
 from rayfed.errors import UserError, nearest
-from rayfed.evidence.scenario import arm_and_opponent
+from rayfed.evidence.arms import arm_and_opponent
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.measures import MEASURES, extreme_of, measure_of
 from rayfed.store.folder import SCENARIO

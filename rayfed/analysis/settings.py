@@ -8,8 +8,8 @@ from math import isfinite, sqrt
 from statistics import fmean, stdev
 from typing import Any, Literal
 
+from rayfed.evidence.arms import pairs_by_name
 from rayfed.evidence.rows import Row
-from rayfed.evidence.scenario import pairs_by_name
 from rayfed.metrics.measures import MEASURES, measure_of
 from rayfed.store.arms import owner_of
 

@@ -12,8 +12,8 @@ from math import isclose
 from typing import Any
 
 from rayfed.analysis.settings import Setting, of_attacks
+from rayfed.evidence.arms import is_undefended
 from rayfed.evidence.rows import Knowledge, knowledge_in
-from rayfed.evidence.scenario import undefended
 from rayfed.metrics.measures import JUDGED, MEASURES, extreme_of
 
 _OF_DEFENCES = {Knowledge.DEFENCE, Knowledge.CODE}
@@ -63,7 +63,7 @@ def _knows_more(one: Setting, other: Setting, attacks: Mapping[str, Any], scenar
     """Return whether two settings' attacks are twins and the first has all knowledge of the second, and more."""
     mine, theirs = attacks[str(one.attack)], attacks[str(other.attack)]
     known, less = set(mine.get("knowledge") or []), set(theirs.get("knowledge") or [])
-    more = known - less - (_OF_DEFENCES if undefended(scenario, one.arm) else set())
+    more = known - less - (_OF_DEFENCES if is_undefended(scenario, one.arm) else set())
     alike = [{key: value for key, value in spec.items() if key not in _OF_ATTACKERS} for spec in (mine, theirs)]
     return bool(more) and less <= known and alike[0] == alike[1]
 

@@ -7,15 +7,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from rayfed.analysis.membership import untold
-from rayfed.analysis.summary import Claim, claims
+from rayfed.evidence.arms import arm_names, arm_spec, has_user_defence, is_recorded, is_undefended
+from rayfed.evidence.attack_results import InferenceResult, summarise_inferences
 from rayfed.evidence.criteria import Criterion, modality_of
 from rayfed.evidence.findings import cells_without_adaptive_attack, findings, worst_state
+from rayfed.evidence.methods import closed_forms, short_searches
 from rayfed.evidence.rows import Row
-from rayfed.evidence.scenario import arm_names, arm_spec, closed_forms, has_own, recorded, short_searches, undefended
 from rayfed.metrics.known import NOUNS, leading, modality_by
 from rayfed.reasons import NEAR, Reason
 from rayfed.report.text.findings import labels_beyond_text
+from rayfed.report.text.membership import unknown_rates_text
 from rayfed.report.text.reasons import REASONS
 from rayfed.store import exits
 from rayfed.store.finding import Doubt, Finding, State
@@ -43,7 +44,7 @@ class Verdict:
     """Findings by batch size; empty if no attack that reconstructs samples was run."""
     closest: Row | None = None
     """Row of the best reconstruction among leaks, or among all if nothing leaks."""
-    claims: tuple[Claim, ...] = ()
+    claims: tuple[InferenceResult, ...] = ()
     """Results of attacks without reconstructions, such as membership inference."""
     finished: bool = True
     """Whether the run has finished; before, only leaks are known."""
@@ -92,7 +93,7 @@ class Verdict:
     @property
     def unknown_rates(self) -> list[str]:
         """Return texts on the rates of membership attacks that too few non-members leave unknown."""
-        return list(dict.fromkeys(said for claim in self.claims if claim.roc for said in untold(claim.roc)))
+        return list(dict.fromkeys(said for claim in self.claims if claim.roc for said in unknown_rates_text(claim.roc)))
 
 
 def closest(attacks: Sequence[Row], criterion: Criterion) -> Row | None:
@@ -129,7 +130,7 @@ def run_findings(
     models = {arm: repr(arm_spec(scenario, arm).get("model")) for arm in dict.fromkeys(row["arm"] for row in attacks)}
     for model in dict.fromkeys(models.values()):
         alike = [arm for arm, own in models.items() if own == model]
-        rows, bare = [row for row in attacks if row["arm"] in alike], [a for a in alike if undefended(scenario, a)]
+        rows, bare = [row for row in attacks if row["arm"] in alike], [a for a in alike if is_undefended(scenario, a)]
         found += findings(rows, criterion, short, bare, finished, closed)
         not_adaptive |= cells_without_adaptive_attack(rows, criterion, bare, closed)
     return [_with_adaptive_attacks(scenario, one, not_adaptive.get((one.arm, one.batch))) for one in found]
@@ -139,9 +140,9 @@ def _with_adaptive_attacks(scenario: Mapping[str, Any], finding: Finding, reason
     """Return a finding as inconclusive if its defence holds only because no adaptive attack is valid (`reason`)."""
     held = finding.state == State.NOT_RECONSTRUCTED and bool(arm_spec(scenario, finding.arm).get("defences"))
     if held and reason:
-        reason = Reason.DEFENCES_UNKNOWN if recorded(scenario, finding.arm) else reason
+        reason = Reason.DEFENCES_UNKNOWN if is_recorded(scenario, finding.arm) else reason
         return replace(finding, state=State.INCONCLUSIVE, doubt=Doubt(reason))
-    return replace(finding, code_of_user=True) if held and has_own(scenario, finding.arm) else finding
+    return replace(finding, code_of_user=True) if held and has_user_defence(scenario, finding.arm) else finding
 
 
 NOTHING_REBUILT = REASONS[Reason.NO_RECONSTRUCTION_ATTACK]
@@ -185,8 +186,8 @@ class RunEvidence:
         return Verdict(arm, worst_state(found), found, closest(attacks, self.criterion), claims, self.finished)
 
     @cached_property
-    def _claims(self) -> list[Claim]:
-        return claims(self.inferences, arm_names(self.scenario, self.inferences))
+    def _claims(self) -> list[InferenceResult]:
+        return summarise_inferences(self.inferences, arm_names(self.scenario, self.inferences))
 
 
 def collect_evidence(
@@ -226,7 +227,7 @@ def headline(scenario: Mapping[str, Any], told: Sequence[Verdict]) -> list[str]:
     lines = []
     for states, one, many in _ANSWERS:
         arms = [
-            f"{verdict.arm} (no defence)" if undefended(scenario, verdict.arm) else verdict.arm
+            f"{verdict.arm} (no defence)" if is_undefended(scenario, verdict.arm) else verdict.arm
             for verdict in told
             if verdict.state in states and not verdict.inferred
         ]
@@ -315,7 +316,7 @@ def next_step(
     inconclusive = [verdict for verdict in told if verdict.state == State.INCONCLUSIVE]
     if step := _step_of_reasons(scenario, inconclusive, State.LEAKS in states):
         return step
-    bare = any(undefended(scenario, v.arm) and v.state == State.NOT_RECONSTRUCTED for v in told)
+    bare = any(is_undefended(scenario, v.arm) and v.state == State.NOT_RECONSTRUCTED for v in told)
     if inconclusive or (bare and State.LEAKS not in states):
         first = "" if State.LEAKS in states else "an attack that fails without a defence is no evidence for a defence: "
         if run is not None and not _searches(scenario):
@@ -350,7 +351,7 @@ def _step_of_reasons(scenario: Mapping[str, Any], inconclusive: Sequence[Verdict
     for reason, advice in _ADVICE.items():
         if arms := arms_with({reason}):
             return f"Next: {advice.format(arms=', '.join(arms))}"
-    unfinished = any(undefended(scenario, arm) for arm in arms_with({Reason.NOT_CONVERGED}))
+    unfinished = any(is_undefended(scenario, arm) for arm in arms_with({Reason.NOT_CONVERGED}))
     # a search that does not end without a defence comes first
     if (arms := arms_with({Reason.ADAPTIVE_NOT_COMPARED})) and not unfinished:
         return (
@@ -406,7 +407,7 @@ def rates(told: Sequence[Verdict]) -> str:
     )
 
 
-def _most(mine: Sequence[Claim]) -> str:
+def _most(mine: Sequence[InferenceResult]) -> str:
     """Return the maximum result of each kind of inference on an arm, such as `AUC 0.648`."""
     found: dict[str, str] = {}
     for claim in sorted(mine, key=_shown):
@@ -417,6 +418,6 @@ def _most(mine: Sequence[Claim]) -> str:
     return ", ".join(f"{name} {figure}" for name, figure in found.items())
 
 
-def _shown(claim: Claim) -> float:
+def _shown(claim: InferenceResult) -> float:
     """Return the figure that represents a claim: the pooled AUC of scores, otherwise the mean."""
     return claim.roc.auc.value if claim.roc else claim.value.mean if claim.value else 0.0

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Any
 
-from rayfed.analysis import summary
 from rayfed.analysis.settings import CONFIDENCE, Estimate, Setting, pair_of
 from rayfed.analysis.unanswered import unanswered
+from rayfed.evidence.attack_results import summarise_inferences, summarise_leakage
 from rayfed.evidence.rows import Row
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.measures import JUDGED, MEASURES
@@ -44,7 +44,7 @@ def victims(
     found: dict[tuple[str, str], dict[int, Victim]] = {}
     for client in sorted({row["victim"] for row in [*attacks, *inferences]}):
         mine, asked = ([row for row in rows if row["victim"] == client] for rows in (attacks, inferences))
-        for leak in summary.leaks(mine, arms, {}):
+        for leak in summarise_leakage(mine, arms, {}):
             scores = {metric.name: leak.scores[metric.name] for metric in JUDGED}
             known = {name: score for name, score in scores.items() if score}
             columns = "round", "repeat", "sample", "true_label", "batch_size", "observes"
@@ -55,7 +55,7 @@ def victims(
                 {name: score.n for name, score in known.items()},
                 any(unanswered(row, closed) for row in mine if (row["arm"], row["attack"]) == key),
             )
-        for claim in summary.claims(asked, arms):
+        for claim in summarise_inferences(asked, arms):
             if claim.value and claim.chance:
                 key = claim.arm, claim.attack
                 samples = _told_apart(asked, key, ("round", "repeat", "metric", "candidates"))

@@ -40,7 +40,7 @@ def canaries(
     """
     with errors_for_people(debug):
         from rayfed.analysis.formats import share
-        from rayfed.analysis.proved import BoundPassed
+        from rayfed.engine.bounds import BoundExceeded
         from rayfed.engine.canaries import audited
         from rayfed.engine.inputs import prepare
         from rayfed.privacy.printing import at_least, at_most
@@ -52,11 +52,11 @@ def canaries(
             rates = share(found.true_positives.value), share(found.false_positives.value)
             claimed, measured = at_most(found.claimed), at_least(found.epsilon)
             effort = f"{one.canaries:,}", f"{one.runs}", f"{one.seconds:.0f} s"
-            verdict = "EXCEEDED" if found.refuted else "not exceeded"
+            verdict = "EXCEEDED" if found.refutes_claim else "not exceeded"
             rows.append(
                 [one.arm, one.defence, one.unit, claimed, measured, verdict, at_most(one.delta), *rates, *effort]
             )
-            if found.refuted:
+            if found.refutes_claim:
                 above.append(
                     f"{one.defence} of arm {one.arm}: epsilon is at least {measured}, but {claimed} is claimed "
                     f"(at most {at_most(found.noise)} times the accounted noise)"
@@ -71,4 +71,4 @@ def canaries(
         if bare := [account.name for account in inputs.accounts if account.name not in audited_arms]:
             page.print(f"Not audited, because they claim no epsilon: {', '.join(bare)}")
         if above:
-            raise BoundPassed("; ".join(above))
+            raise BoundExceeded("; ".join(above))

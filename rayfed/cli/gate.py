@@ -158,7 +158,7 @@ def _arm(name: str, arms: Collection[str], scenario: Mapping[str, Any]) -> str:
     An arm with several defences never matches the name of one of them.
     """
     from rayfed.errors import nearest
-    from rayfed.evidence.scenario import arm_spec
+    from rayfed.evidence.arms import arm_spec
 
     if name in arms:
         return name

@@ -31,7 +31,6 @@ from torch import Tensor, nn
 
 from rayfed import scenario as scenarios
 from rayfed import seeds
-from rayfed.analysis.shown import Shown, shown
 from rayfed.client import plan
 from rayfed.client.arm import aggregation_of
 from rayfed.client.runtime import ClientRuntime
@@ -43,6 +42,7 @@ from rayfed.documents import dump_yaml, load_yaml
 from rayfed.engine.account import Account
 from rayfed.engine.inputs import Inputs
 from rayfed.errors import UserError
+from rayfed.evidence.empirical_epsilon import EmpiricalEpsilon, bound_epsilon
 from rayfed.gradients import buffers_of, weights_of
 from rayfed.privacy.sampling import generator
 from rayfed.privacy.spending import Spending
@@ -99,7 +99,7 @@ class Audited:
     runs: int
     seconds: float
     """CPU seconds of the process."""
-    found: Shown
+    found: EmpiricalEpsilon
 
 
 @dataclass
@@ -129,7 +129,7 @@ def audited(inputs: Inputs, canaries: int) -> Iterator[Audited]:
             while len(scores) < canaries:
                 _Run(inputs, account, place, spent, runs).run(rounds, scores)
                 runs += 1
-            found = shown(scores.present, scores.absent, spent, inputs.scenario.privacy.accountant)
+            found = bound_epsilon(scores.present, scores.absent, spent, inputs.scenario.privacy.accountant)
             about = (account.name, spec.name, spent.unit, spent.adjacency, spent.delta)
             yield Audited(*about, len(scores), runs, process_time() - began, found)
     if not there:

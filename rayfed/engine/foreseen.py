@@ -23,8 +23,8 @@ from rayfed.client.sent import Sent
 from rayfed.client.visit import ClientVisit
 from rayfed.engine.inputs import Inputs
 from rayfed.errors import UserError
+from rayfed.evidence.arms import arm_spec, has_user_defence
 from rayfed.evidence.criteria import Criterion
-from rayfed.evidence.scenario import arm_spec, has_own
 from rayfed.reasons import NOT_ADAPTIVE, OF_CODE, Reason
 from rayfed.report.text.reasons import doubt_text
 from rayfed.scenario import AttackSpec, Scenario
@@ -58,7 +58,7 @@ def unused_code(inputs: Inputs) -> UnusedCode:
         (account.arm, attack)
         for account in inputs.accounts
         for attack in _rebuilding(scenario)
-        if has_own(document, account.name) and not account.arm.spec.protection
+        if has_user_defence(document, account.name) and not account.arm.spec.protection
         if "code" in attack.knowledge and attack.rounds
     ]
     if not due:

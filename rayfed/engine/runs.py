@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 
 from rayfed import scenario as scenarios
-from rayfed.analysis.proved import check_bounds
 from rayfed.client.sent import Sent
 from rayfed.data.partitions.base import label_mix
 from rayfed.engine.attacking import ALL_THE_TIME, Allowance, LoadStates
+from rayfed.engine.bounds import check_bounds
 from rayfed.engine.continuing import (
     check_attacked,
     check_same,

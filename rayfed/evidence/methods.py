@@ -54,3 +54,20 @@ CLOSED_FORMS = frozenset(method.name for method in METHODS if not method.evaluat
 FEWEST, USEFUL, MOST = 40, 100, 24_000
 """Evaluations of a search: the minimum with any budget, the minimum if there is time for them on two arms, and the
 maximum."""
+
+
+def closed_forms(scenario: Mapping[str, Any]) -> frozenset[str]:
+    """Return the titles of a scenario's closed-form attacks, for which 'diverged' is a valid result."""
+    attacks = [one for one in scenario.get("attacks") or [] if isinstance(one, Mapping)]
+    return frozenset(str(one.get("label") or one["name"]) for one in attacks if one["name"] in CLOSED_FORMS)
+
+
+def short_searches(scenario: Mapping[str, Any]) -> list[str]:
+    """Return the titles of searches that ran at most `FEWEST` evaluations."""
+    evaluations = {method.name: method.evaluations for method in METHODS if method.evaluations}
+    return [
+        str(attack.get("label") or attack["name"])
+        for attack in scenario.get("attacks") or []
+        if isinstance(attack, Mapping) and attack.get("name") in evaluations
+        if attack.get("iterations", FEWEST + 1) * evaluations[attack["name"]] <= FEWEST
+    ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from math import isfinite, isnan
 from typing import Any
@@ -49,6 +49,14 @@ def label_of(row: Row) -> str:
     """Return the family of the row's attack, or its title without one: the name of the attack in results."""
     label: str = row.get("family") or row["attack"]
     return label
+
+
+def group_rows(rows: Iterable[Row], *columns: str) -> dict[tuple[Any, ...], list[Row]]:
+    """Return the rows grouped by their values of some columns, in the order of the table."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[column] for column in columns), []).append(row)
+    return groups
 
 
 def distortions(attacks: Sequence[Row]) -> dict[str, float]:

@@ -10,10 +10,11 @@ from rayfed.analysis.figures import short_names
 from rayfed.analysis.formats import in_words
 from rayfed.analysis.promises import mixed
 from rayfed.analysis.settings import Estimate, Setting, by_values, estimate
-from rayfed.analysis.summary import setting
+from rayfed.evidence.attack_results import attack_input
 from rayfed.evidence.rows import Row
 from rayfed.metrics.measures import MEASURES
 from rayfed.report.svg import SERIES
+from rayfed.report.text.attacks import attack_input_text
 from rayfed.store.finding import State
 
 PREFERRED = ("psnr", "test_accuracy")
@@ -59,7 +60,7 @@ class Entry:
         first = self.setting.rows[0]
         parts = [f"Defences: {first.get('defences') or 'none'}."]
         if self.setting.attack and first.get("observes"):
-            parts.append(f"Given to {self.setting.attack}: {setting([first])}.")
+            parts.append(f"Given to {self.setting.attack}: {attack_input_text(attack_input([first]))}.")
         if first.get("trial") is not None:
             runs = ", ".join(row["run"] for row in self.setting.rows if row.get("run"))
             parts.append(f"Trials: {runs or first['trial']}.")

@@ -18,12 +18,14 @@ from markupsafe import Markup, escape
 from plotly.offline import get_plotlyjs
 
 from rayfed.analysis.formats import FILTERS
-from rayfed.analysis.summary import setting
+from rayfed.evidence.attack_results import AttackInput, attack_input
 from rayfed.evidence.criteria import Criterion
 from rayfed.evidence.rows import Row, labels_given
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.metrics.measures import JUDGED, MEASURES
 from rayfed.report import svg
+from rayfed.report.text.attacks import attack_input_text, component_text
+from rayfed.report.text.proved_bounds import measure_text
 from rayfed.report.text.reasons import judgement_text
 from rayfed.store.exits import advice
 from rayfed.store.folder import REPORT, RunFolder
@@ -50,7 +52,6 @@ def write_page(folder: RunFolder, template: str, contents: Mapping[str, Any], pl
         "classes": svg.CLASSES,
         "ceiling": PSNR_CEILING,
         "unfolded": UNFOLDED,
-        "setting": setting,
         "labels_given": labels_given,
         "advice": advice,
         "gallery_metrics": [metric for metric in JUDGED if metric.success == "curve"],
@@ -95,13 +96,19 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= FILTERS | {"code": code, "judged": _judged}
+    environment.filters |= FILTERS | {"code": code, "judged": _judged, "input": _input, "component": component_text}
+    environment.filters["bounded_measure"] = measure_text
     return environment
 
 
 def _judged(row: Row, criterion: Criterion) -> str:
     """Return whether a row of `attacks` is a leak, or why it is not."""
     return judgement_text(criterion, criterion.judge(row))
+
+
+def _input(attacked: AttackInput | Row) -> str:
+    """Return the input of an attack, or of the attack in a row of `attacks`."""
+    return attack_input_text(attacked if isinstance(attacked, AttackInput) else attack_input([attacked]))
 
 
 def code(text: str) -> Markup:

@@ -18,11 +18,13 @@ from cycler import cycler
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from rayfed.analysis import summary
 from rayfed.analysis.loading import Results, Run
-from rayfed.analysis.proved import comparisons, telling
 from rayfed.errors import UserError
-from rayfed.evidence.scenario import arm_names
+from rayfed.evidence.arms import arm_names
+from rayfed.evidence.attack_results import summarise_leakage
+from rayfed.evidence.label_mix import compute_label_mix
+from rayfed.evidence.proved_bounds import compare_bounds, nontrivial_comparisons
+from rayfed.evidence.training import summarise_arms
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.measures import MEASURES
 from rayfed.report.explorer import PREFERRED, explore
@@ -93,9 +95,9 @@ def run_charts(run: Run) -> list[Chart]:
     names = arm_names(scenario, rounds, attacks, inferences)
     asked = (scenario.get("metrics") or {}).get("success") or {}
     thresholds = {metric: least for metric, least in asked.items() if metric in METRICS}
-    arms, leaks = summary.arms(names, scenario, rounds, clients), summary.leaks(attacks, names, thresholds)
-    success, mix = success_rates(attacks, names, thresholds), summary.label_mix(folder.read_table("partition"))
-    compared = telling(comparisons(proved, attacks, inferences))
+    arms, leaks = summarise_arms(names, scenario, rounds, clients), summarise_leakage(attacks, names, thresholds)
+    success, mix = success_rates(attacks, names, thresholds), compute_label_mix(folder.read_table("partition"))
+    compared = nontrivial_comparisons(compare_bounds(proved, attacks, inferences))
     found = [
         trade_off(explore(run.with_intervals()), names),
         success.chart if success else None,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from rayfed.analysis.summary import leading_metric
+from rayfed.evidence.attack_results import leading_metric
 from rayfed.evidence.rows import Row, measured
 from rayfed.report.pictures import key, most_leaked
 from rayfed.report.samples import Samples

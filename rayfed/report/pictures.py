@@ -8,7 +8,7 @@ from itertools import zip_longest
 from math import inf
 from typing import Any
 
-from rayfed.analysis.summary import leading_metric
+from rayfed.evidence.attack_results import leading_metric
 from rayfed.evidence.rows import Row, measured
 from rayfed.report.samples import Samples
 from rayfed.store.folder import RunFolder

@@ -12,9 +12,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from rayfed.analysis.proved import Comparison
-from rayfed.analysis.summary import ArmSummary, LabelMix, Leak
+from rayfed.evidence.attack_results import Leakage
+from rayfed.evidence.label_mix import LabelMix
+from rayfed.evidence.proved_bounds import BoundComparison
 from rayfed.evidence.rows import Row, measured
+from rayfed.evidence.training import ArmSummary
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.report.svg import CLASSES, INK, SURFACE, Chart, class_colour, clean, dashes, line, series, short
 
@@ -67,7 +69,7 @@ def curve(
     return Chart(name, f"{label} by {along}, one line per arm", (3.6, 2.6), draw, rows, legend)
 
 
-def proved(curves: Sequence[Row], found: Sequence[Comparison]) -> Chart | None:
+def proved(curves: Sequence[Row], found: Sequence[BoundComparison]) -> Chart | None:
     """Return a chart of measured success shares and proved bounds over the share by chance; None without shares."""
     names = list(dict.fromkeys((one.arm, one.attack) for one in found))
     if not names:
@@ -81,10 +83,11 @@ def proved(curves: Sequence[Row], found: Sequence[Comparison]) -> Chart | None:
         axes = drawn.add_subplot()
         for index, (arm, attack) in enumerate(names):
             line_of = [row for row in curves if (row["arm"], row["attack"]) == (arm, attack)]
-            of = "another" if any("samples told" in one.what for one in found if one.attack == attack) else "present"
-            xs, ys = ([row[name] for row in line_of] for name in ("chance", of))
+            measured = [one for one in found if (one.arm, one.attack) == (arm, attack)]
+            of_samples = any(one.rate is None for one in measured)
+            xs, ys = ([row[name] for row in line_of] for name in ("chance", "another" if of_samples else "present"))
             axes.plot(xs, ys, color=series(index), dashes=dashes(index), linewidth=2)
-            for one in (one for one in found if (one.arm, one.attack) == (arm, attack)):
+            for one in measured:
                 ends = [[one.share.value - one.share.low], [one.share.high - one.share.value]]
                 axes.errorbar(one.chance.high, one.share.value, yerr=ends, fmt="o", markersize=4.5, color=series(index))
         axes.set_xscale("log")
@@ -98,7 +101,7 @@ def proved(curves: Sequence[Row], found: Sequence[Comparison]) -> Chart | None:
 
 
 def every_image(
-    attacks: Sequence[Row], leaks: Sequence[Leak], arms: Sequence[ArmSummary], most: int = 200
+    attacks: Sequence[Row], leaks: Sequence[Leakage], arms: Sequence[ArmSummary], most: int = 200
 ) -> Chart | None:
     """Return a chart of the PSNR of all reconstructions, ranked: one row per arm and attack, at most `most` ranks."""
     order = [arm.name for arm in arms]

@@ -7,8 +7,8 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from rayfed import registry
+from rayfed.evidence.arms import arm_and_opponent
 from rayfed.evidence.rows import Row
-from rayfed.evidence.scenario import arm_and_opponent
 
 _BUILT = "the weights of its constructor"
 _UNTRAINED = "untrained weights"

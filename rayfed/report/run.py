@@ -11,15 +11,10 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
-from rayfed.analysis import summary
-from rayfed.analysis.criteria import criteria
 from rayfed.analysis.formats import share
 from rayfed.analysis.outcomes import outcomes
 from rayfed.analysis.paired import of_victims, paired, paired_grid
-from rayfed.analysis.proved import Comparison, comparisons, telling, uncovered
-from rayfed.analysis.robustness import matrix
 from rayfed.analysis.settings import settings
-from rayfed.analysis.summary import ArmSummary, Claim, Leak
 from rayfed.analysis.twins import failures, with_twins
 from rayfed.analysis.unanswered import counted, of_so_many
 from rayfed.analysis.verdicts import (
@@ -34,9 +29,22 @@ from rayfed.analysis.verdicts import (
     write_verdicts,
 )
 from rayfed.analysis.victims import victims
+from rayfed.evidence.arms import arm_names
+from rayfed.evidence.attack_results import (
+    InferenceResult,
+    Leakage,
+    leading_metric,
+    summarise_inferences,
+    summarise_leakage,
+)
+from rayfed.evidence.bayesian_criteria import check_criteria
 from rayfed.evidence.criteria import Criterion, noun_of
+from rayfed.evidence.label_mix import LabelMix, compute_label_mix
+from rayfed.evidence.methods import closed_forms
+from rayfed.evidence.proved_bounds import BoundComparison, attacks_without_bound, compare_bounds, nontrivial_comparisons
+from rayfed.evidence.robustness import robustness_matrix
 from rayfed.evidence.rows import Row, distortions, measured
-from rayfed.evidence.scenario import arm_names, closed_forms
+from rayfed.evidence.training import ArmSummary, add_virtual_time, summarise_arms
 from rayfed.metrics.base import Metric
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.top import TOP, chance
@@ -49,6 +57,7 @@ from rayfed.report.provenance import attacked_weights
 from rayfed.report.samples import Samples, shown
 from rayfed.report.success_plots import success_rates
 from rayfed.report.svg import Chart, svg
+from rayfed.report.text.attacks import threshold_text
 from rayfed.report.verdict_table import verdict_table
 from rayfed.store import exits
 from rayfed.store.finding import State
@@ -98,7 +107,7 @@ def _contents(folder: RunFolder, url: str) -> dict[str, Any]:
     inferences = folder.read_table("inferences").to_pylist()
     clients = folder.read_table("clients").select(["arm", "sent_bytes"]).to_pylist()
     names = arm_names(scenario, rounds, attacks, inferences)
-    arms = summary.arms(names, scenario, rounds, clients)
+    arms = summarise_arms(names, scenario, rounds, clients)
     samples = shown([scenario])
     evidence = read_evidence(folder)
     told = evidence.verdicts
@@ -109,12 +118,12 @@ def _contents(folder: RunFolder, url: str) -> dict[str, Any]:
     audited = status.get("kind") == "attack"
     if audited:  # verdicts of audits already combine the attackers
         leakage["failures"] = []
-    mix = summary.label_mix(folder.read_table("partition"))
+    mix = compute_label_mix(folder.read_table("partition"))
     classes, leaks = mix.classes if mix else {}, leakage["leaks"]
     criterion = evidence.criterion
     worst, worst_pairs = closest(nearest, criterion), pictures(folder, nearest, samples)
     proved = folder.read_table("proved").to_pylist()
-    compared = telling(comparisons(proved, attacks, inferences))
+    compared = nontrivial_comparisons(compare_bounds(proved, attacks, inferences))
     secure = words.secure(scenario)
     weights = attacked_weights(scenario, status, attacks)
     table = verdict_table(evidence, arms, privacy, weights)
@@ -143,8 +152,8 @@ def _contents(folder: RunFolder, url: str) -> dict[str, Any]:
             arms, by_arm if attacks else {}, criterion, privacy, classes if samples.truth else None, secure
         ),
         "warnings": words.short_keys(scenario) + _about_samples(samples, leakage),
-        "criteria": criteria(arms, leaks),
-        "robustness": matrix(sorted(rounds, key=lambda row: row["round"]), scenario),
+        "criteria": check_criteria(arms, leaks),
+        "robustness": robustness_matrix(sorted(rounds, key=lambda row: row["round"]), scenario),
         "worst": worst,
         "worst_passage": next((one for one in leakage["passages"] if worst and key(one.row) == key(worst)), None),
         "worst_pairs": {row["arm"]: worst_pairs.get(key(row)) for row in nearest},
@@ -152,7 +161,7 @@ def _contents(folder: RunFolder, url: str) -> dict[str, Any]:
         "unguaranteed": [row for row in privacy if row["epsilon"] is None and row["note"] is not None],
         "comparisons": compared,
         "compared": list(dict.fromkeys((one.arm, one.attack) for one in compared)),
-        "uncovered": uncovered(privacy, proved, attacks, inferences),
+        "uncovered": attacks_without_bound(privacy, proved, attacks, inferences),
         "private": _first_and_last(folder.read_table("private").to_pylist()),
         "sums": folder.read_table("secure_sums").to_pylist(),
         "votes": votes(folder),
@@ -192,14 +201,14 @@ def _leakage(
     """
     asked = (scenario.get("metrics") or {}).get("success") or {}
     thresholds = {metric: least for metric, least in asked.items() if metric in METRICS}
-    leaks, claims = summary.leaks(attacks, names, thresholds), summary.claims(inferences, names)
-    guesses: list[Leak | Claim] = [*leaks, *claims]
+    leaks, claims = summarise_leakage(attacks, names, thresholds), summarise_inferences(inferences, names)
+    guesses: list[Leakage | InferenceResult] = [*leaks, *claims]
     closed = closed_forms(scenario)
     broken = {met: counted([r for r in attacks if (r["arm"], r["attack"]) == met], closed) for met in map(_met, leaks)}
     of_arms = [row | {"verdict": states.get(row["arm"], row["verdict"])} for row in outcomes(folder)]
     met = with_twins(settings(of_arms), scenario)
     explorer = explore(answered(met))
-    leading, groups = summary.leading_metric(attacks), of_victims(victims(attacks, inferences, names, closed), met)
+    leading, groups = leading_metric(attacks), of_victims(victims(attacks, inferences, names, closed), met)
     scored = sorted((leak for leak in leaks if any(leak.scores.values())), key=lambda leak: _far(leak, leading))
     pairs = _pairs(folder, explorer, attacks, samples, worst)
     return {
@@ -223,7 +232,7 @@ def _leakage(
         "beyond": _beyond(attacks, thresholds, criterion_of(scenario, attacks)),
         "success": success_rates(attacks, names, thresholds),
         "passing": {
-            metric: summary.passing(metric, threshold)
+            metric: threshold_text(metric, threshold)
             for metric, threshold in thresholds.items()
             if any(leak.success[metric] is not None for leak in leaks)
         },
@@ -245,7 +254,7 @@ def _beyond(
     return found
 
 
-def _far(leak: Leak, leading: str) -> float:
+def _far(leak: Leakage, leading: str) -> float:
     """Return the sort key of a leak: minus the maximum of the leading metric, infinity without a result."""
     value = leak.scores[leading]
     return inf if value is None else -value.high
@@ -262,9 +271,9 @@ class Silence:
     batches: int
 
 
-def silences(guesses: Sequence[Leak | Claim], arms: Sequence[str]) -> list[Silence]:
+def silences(guesses: Sequence[Leakage | InferenceResult], arms: Sequence[str]) -> list[Silence]:
     """Return the reasons why attacks returned no result, the most frequent reason first."""
-    groups: dict[tuple[str, str], list[tuple[Leak | Claim, int]]] = {}
+    groups: dict[tuple[str, str], list[tuple[Leakage | InferenceResult, int]]] = {}
     for one in guesses:
         for (status, message), count in one.failures.items():
             reason = WANT_OF_TIME if status == UNPLAYED else message or "no reason given"
@@ -278,7 +287,7 @@ def silences(guesses: Sequence[Leak | Claim], arms: Sequence[str]) -> list[Silen
     return sorted(found, key=lambda one: -one.batches)
 
 
-def _met(leak: Leak) -> tuple[str, str]:
+def _met(leak: Leakage) -> tuple[str, str]:
     return leak.arm, leak.attack
 
 
@@ -287,7 +296,7 @@ def _first_and_last(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row["round"] in (rows[0]["round"], rows[-1]["round"])]
 
 
-def _columns(leaks: Sequence[Leak], asked: Sequence[str]) -> list[Metric]:
+def _columns(leaks: Sequence[Leakage], asked: Sequence[str]) -> list[Metric]:
     """Return the metrics of the table of leakage, in order: success metrics, other metrics, hits, errors, labels.
 
     Metrics that only the verdict needs are left out unless the scenario `asked` for them.
@@ -301,7 +310,7 @@ def _columns(leaks: Sequence[Leak], asked: Sequence[str]) -> list[Metric]:
     return sorted((m for m in measured if m.name in asked or m.name not in Criterion.needs), key=place)
 
 
-def _chances(leaks: Sequence[Leak]) -> dict[str, str]:
+def _chances(leaks: Sequence[Leakage]) -> dict[str, str]:
     """Return the value of each measured re-identification metric that chance gives."""
     return {
         name: f"chance {share(chance(name, leak.people))}"
@@ -329,16 +338,16 @@ def charts(
     rounds: Sequence[Row],
     attacks: Sequence[Row],
     arms: Sequence[ArmSummary],
-    leaks: Sequence[Leak],
-    mix: summary.LabelMix | None,
+    leaks: Sequence[Leakage],
+    mix: LabelMix | None,
     proved: Sequence[Row],
-    compared: Sequence[Comparison],
+    compared: Sequence[BoundComparison],
 ) -> dict[str, Chart | None]:
     """Return the charts of a run by name; None for a chart whose values were not measured."""
     return {
         "accuracy": plots.curve(rounds, arms, "test_accuracy", "Test accuracy", as_share=True),
         "accuracy_by_time": plots.curve(
-            summary.on_the_clock(rounds), arms, "test_accuracy", "Test accuracy", True, "simulated_minutes"
+            add_virtual_time(rounds), arms, "test_accuracy", "Test accuracy", True, "simulated_minutes"
         ),
         "train_loss": plots.curve(rounds, arms, "train_loss", "Training loss"),
         "test_loss": plots.curve(rounds, arms, "test_loss", "Test loss"),

@@ -17,14 +17,26 @@ from hashlib import sha256
 from typing import Any
 
 from rayfed import registry
-from rayfed.analysis import summary
 from rayfed.analysis.formats import NONE, duration, near, points, share, size
-from rayfed.analysis.membership import Roc, area, untold
-from rayfed.analysis.proved import comparisons, nearest_to_bounds, uncovered
-from rayfed.analysis.summary import Claim, Leak
-from rayfed.analysis.verdicts import RunEvidence, closest, guess, read_evidence
+from rayfed.analysis.verdicts import (
+    RunEvidence,
+    closest,
+    guess,
+    read_evidence,
+)
+from rayfed.evidence.arms import arm_names
+from rayfed.evidence.attack_results import (
+    InferenceResult,
+    Leakage,
+    attack_input,
+    summarise_inferences,
+    summarise_leakage,
+)
+from rayfed.evidence.label_mix import compute_label_mix
+from rayfed.evidence.membership import Identification
+from rayfed.evidence.proved_bounds import attacks_without_bound, closest_comparisons, compare_bounds
 from rayfed.evidence.rows import Row, knowledge_in
-from rayfed.evidence.scenario import arm_names
+from rayfed.evidence.training import ArmSummary, summarise_arms
 from rayfed.metrics import roc
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.top import TOP, chance
@@ -38,7 +50,10 @@ from rayfed.report.page import flat, optional_document
 from rayfed.report.pictures import key
 from rayfed.report.provenance import attacked_weights
 from rayfed.report.samples import Samples, shown
+from rayfed.report.text.attacks import attack_input_text, component_text
 from rayfed.report.text.findings import PARTS
+from rayfed.report.text.membership import auc_text, unknown_rates_text
+from rayfed.report.text.proved_bounds import comparison_text
 from rayfed.report.text.reasons import REASONS, attack_text, doubt_text, no_results_text, not_run_text
 from rayfed.report.verdict_table import VerdictTable, verdict_table
 from rayfed.store import exits
@@ -60,6 +75,11 @@ _BOUNDS = (
     "Membership inference: true positive rate (TPR) at a false positive rate (FPR), and their maximum difference."
 )
 """Legend of `bounds_table`."""
+_IDENTIFICATION = {
+    Identification.NOT_IDENTIFIED: "members not distinguished",
+    Identification.ALSO_BY_CONTROL: "members distinguished, but also by the control",
+    Identification.IDENTIFIED: "MEMBERS DISTINGUISHED",
+}
 _PLACES = ("command", "search_path", "earlier", "hashes")
 """Entries of environment.json with paths of the machine, or that another section shows."""
 
@@ -167,18 +187,18 @@ class Statement:
         return exits.over(exits.status(self.folder))
 
     @cached_property
-    def _arms(self) -> list[summary.ArmSummary]:
+    def _arms(self) -> list[ArmSummary]:
         rounds, clients = self._rows("rounds"), self._rows("clients")
         names = arm_names(self._scenario, rounds, self._attacks, self._inferences)
-        return summary.arms(names, self._scenario, rounds, clients)
+        return summarise_arms(names, self._scenario, rounds, clients)
 
     @cached_property
-    def _leaks(self) -> list[Leak]:
-        return summary.leaks(self._attacks, [arm.name for arm in self._arms], {})
+    def _leaks(self) -> list[Leakage]:
+        return summarise_leakage(self._attacks, [arm.name for arm in self._arms], {})
 
     @cached_property
-    def _claims(self) -> list[Claim]:
-        return summary.claims(self._inferences, [arm.name for arm in self._arms])
+    def _claims(self) -> list[InferenceResult]:
+        return summarise_inferences(self._inferences, [arm.name for arm in self._arms])
 
     @cached_property
     def _evidence(self) -> RunEvidence:
@@ -239,7 +259,7 @@ class Statement:
     def _played(self) -> Iterator[tuple[str, str]]:
         scenario = self._scenario
         data, model, training = (_named(scenario.get(part)) for part in ("data", "model", "training"))
-        mix = summary.label_mix(self.folder.read_table("partition"))
+        mix = compute_label_mix(self.folder.read_table("partition"))
         split = f", {mix.counts.sum():,} samples at {len(mix.clients)} clients" if mix else ""
         yield "Data", f"{data['name'] or 'digits'}{split}"
         yield "Model", f"{model['name'] or 'not named'}, loss {_named(scenario.get('loss'))['name'] or 'cross_entropy'}"
@@ -289,7 +309,10 @@ class Statement:
             given = row if "observes" in row else {**row, **self._given(row)}
             groups.setdefault((given["observes"], knowledge_in(given)), []).append(given)
         tested = [
-            [summary.setting(rows), ", ".join(dict.fromkeys(self._component(row["attack"]) for row in rows))]
+            [
+                attack_input_text(attack_input(rows)),
+                ", ".join(dict.fromkeys(self._component(row["attack"]) for row in rows)),
+            ]
             for rows in groups.values()
         ]
         return [
@@ -333,7 +356,7 @@ class Statement:
 
     @property
     def _budgets(self) -> Block:
-        grouped: dict[str, list[Leak]] = {}
+        grouped: dict[str, list[Leakage]] = {}
         for leak in self._leaks:
             grouped.setdefault(self._component(leak.attack), []).append(leak)
         rows = [self._budget(name, leaks) for name, leaks in grouped.items()]
@@ -344,7 +367,7 @@ class Statement:
         headings = ["Attack", "Version", "Iterations per search", "Reconstructions", "Total time"]
         return Table(headings, rows) if rows else "No attack was run."
 
-    def _budget(self, name: str, leaks: Sequence[Leak]) -> list[str]:
+    def _budget(self, name: str, leaks: Sequence[Leakage]) -> list[str]:
         searched = [leak.iterations for leak in leaks if leak.iterations and leak.iterations.high]
         low = min((spread.low for spread in searched), default=0.0)
         high = max((spread.high for spread in searched), default=0.0)
@@ -403,7 +426,7 @@ class Statement:
         states = [verdict.state for verdict in self._evidence.verdicts if verdict.arm == arm and not verdict.answered]
         return "".join(f" (no evidence of protection: {arm} is {state})" for state in states)
 
-    def _exact(self, leak: Leak, name: str) -> str:
+    def _exact(self, leak: Leakage, name: str) -> str:
         spread = leak.scores[name]
         assert spread is not None
         hits = round(spread.mean * spread.n)
@@ -417,7 +440,7 @@ class Statement:
         row = closest(self._attacks, criterion)
         if row is None:
             return ["NOT MEASURED: no attack returned a reconstruction with a score."]
-        mix = summary.label_mix(self.folder.read_table("partition"))
+        mix = compute_label_mix(self.folder.read_table("partition"))
         classes = mix.classes if mix and self._samples.truth else None
         said = words.closest_sample(row, criterion, f"under arm {row['arm']}", classes)
         blocks: list[Block] = [f"{one.heading}: {' '.join(one.lines)}" for one in said]
@@ -459,14 +482,14 @@ class Statement:
             "NOT MEASURED: queries to the finished model (regurgitation, exfiltration, inversion of its outputs). "
             "rayfed attacks the exchange of a training. A model that is published or queried needs its own tests."
         )
-        few = dict.fromkeys(said for claim in self._claims if claim.roc for said in untold(claim.roc))
+        few = dict.fromkeys(said for claim in self._claims if claim.roc for said in unknown_rates_text(claim.roc))
         headings = ["Arm", "Attack", "Measure", "Value (95 % interval)", "Chance", "Control", "Result"]
         blocks: list[Block] = [Table(headings, rows), results_text.AUC] if rows else []
         return [*blocks, [*few, *unmeasured]]
 
     @property
     def _measures(self) -> list[Block]:
-        arms = [[arm.name, " → ".join(arm.defences) or "none"] for arm in self._arms]
+        arms = [[arm.name, " → ".join(map(component_text, arm.components)) or "none"] for arm in self._arms]
         blocks: list[Block] = [self._told("measures"), Table(["Arm", "Defences"], arms)]
         proved, attacks, inferences = self._rows("proved"), self._attacks, self._inferences
         if not self._privacy:
@@ -475,8 +498,10 @@ class Statement:
             blocks.append(f"No proved bound: {why}.")
         none = [f"{row['arm']}: {row['note']}" for row in self._privacy if row["note"] and not row["defence"]]
         held = words.guarantees(self._privacy, words.secure(self._scenario)).lines if self._privacy else []
-        beside = [str(one) for one in nearest_to_bounds(comparisons(proved, attacks, inferences))]
-        over = [f"{attack} on {arm}" for arm, attack in uncovered(self._privacy, proved, attacks, inferences)]
+        beside = [comparison_text(one) for one in closest_comparisons(compare_bounds(proved, attacks, inferences))]
+        over = [
+            f"{attack} on {arm}" for arm, attack in attacks_without_bound(self._privacy, proved, attacks, inferences)
+        ]
         blocks += [block for block in (held, none) if block]
         if bounds := bounds_table(self._privacy):
             blocks += [bounds, _BOUNDS]
@@ -497,7 +522,7 @@ class Statement:
                 why = "; ".join(reasons) or REASONS[Reason.NOTHING_LEAKS_UNDEFENDED]
                 found.append(f"{cell.arm}, batch size {cell.batch}: {cell.state}: {why}")
         silent: dict[tuple[str, str, str], dict[str, int]] = {}
-        guesses: list[Leak | Claim] = [*self._leaks, *self._claims]
+        guesses: list[Leakage | InferenceResult] = [*self._leaks, *self._claims]
         for one in guesses:
             for (status, message), count in one.failures.items():
                 arms = silent.setdefault((self._component(one.attack), status, message), {})
@@ -576,12 +601,20 @@ def bounds_table(privacy: Sequence[Row]) -> Table | None:
     return Table(headings, rows) if rows else None
 
 
-def _inference_rows(claim: Claim) -> Iterator[list[str]]:
+def _inference_rows(claim: InferenceResult) -> Iterator[list[str]]:
     """Yield the rows of the table of inferences for one attack on one arm: its AUC and TPRs, or its mean."""
     if found := claim.roc:
         members = f"AUC, {found.members} members, {found.non_members} non-members"
-        control = area(found.control) if found.control else NONE
-        yield [claim.arm, claim.attack, members, area(found.auc), "0.5", control, _membership(found)]
+        control = auc_text(found.control) if found.control else NONE
+        yield [
+            claim.arm,
+            claim.attack,
+            members,
+            auc_text(found.auc),
+            "0.5",
+            control,
+            _IDENTIFICATION[found.identification],
+        ]
         for rate, tpr in found.true_positives.items():
             if tpr is not None:
                 value = f"{share(tpr.value)} ({share(tpr.low)} to {share(tpr.high)})"
@@ -591,15 +624,6 @@ def _inference_rows(claim: Claim) -> Iterator[list[str]]:
         yield [claim.arm, claim.attack, metric, f"{claim.value.mean:.2f}", f"{claim.chance.mean:.2f}", NONE, ""]
     else:
         yield [claim.arm, claim.attack, claim.metric.replace("_", " "), "NOT MEASURED", NONE, NONE, "no result"]
-
-
-def _membership(found: Roc) -> str:
-    """Return whether an attack distinguishes members from non-members, by the intervals of its AUC and control."""
-    if found.auc.low <= 0.5 <= found.auc.high:
-        return "members not distinguished"
-    if found.control and not found.control.low <= 0.5 <= found.control.high:
-        return "members distinguished, but also by the control"
-    return "MEMBERS DISTINGUISHED"
 
 
 def _of_table(folder: RunFolder, table: str) -> str | None:

@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter
 
-from rayfed.analysis.success import MEASURED, SuccessCurve, attack_groups, success_curve, success_table
 from rayfed.evidence.rows import Row
+from rayfed.evidence.success import CURVE_METRICS, SuccessCurve, group_by_attack, success_curve, success_table
 from rayfed.metrics.base import Metric
 from rayfed.metrics.known import METRICS
 from rayfed.report.svg import DASHES, INK, SERIES, Chart, dash, dashes, line, panels, series, svg
@@ -38,8 +38,8 @@ def success_rates(attacks: Sequence[Row], arms: Sequence[str], thresholds: Mappi
 
     `thresholds` are those of the probability of reconstruction success (PoRS).
     """
-    met = attack_groups(attacks)
-    found = {metric: [each for one in met if (each := success_curve(one, metric))] for metric in MEASURED}
+    met = group_by_attack(attacks)
+    found = {metric: [each for one in met if (each := success_curve(one, metric))] for metric in CURVE_METRICS}
     found = {metric: curves for metric, curves in found.items() if curves}
     if not found:
         return None

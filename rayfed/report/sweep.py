@@ -10,18 +10,18 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from rayfed.analysis import summary
 from rayfed.analysis.labels import by_batch_size
 from rayfed.analysis.paired import of_seeds, paired, paired_grid
 from rayfed.analysis.settings import Setting, settings
-from rayfed.analysis.summary import Spread, spread
 from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.analysis.twins import failures, with_twins
 from rayfed.analysis.verdicts import closest, criterion_of, guess
 from rayfed.errors import noting_errors
+from rayfed.evidence.arms import arm_names
 from rayfed.evidence.criteria import Criterion, noun_of
+from rayfed.evidence.label_mix import compute_label_mix
 from rayfed.evidence.rows import Row, measured
-from rayfed.evidence.scenario import arm_names
+from rayfed.evidence.spread import Spread, measure_spread
 from rayfed.metrics.measures import MEASURES
 from rayfed.report import words
 from rayfed.report.explorer import PREFERRED, Explorer, explore
@@ -100,7 +100,7 @@ def _contents(sweep: SweepFolder) -> dict[str, Any]:
     every = _pairs(sweep, explorer, samples, attacks, {(one.run, *key(one.row)) for one in of_arms if one})
     on_the_way = strips(sweep.trial(told.run), samples, {key(told.row)}) if told else []
     first = next((sweep.trial(row["run"]) for row in rows if row["run"]), sweep.files)
-    mix = summary.label_mix(first.read_table("partition"))
+    mix = compute_label_mix(first.read_table("partition"))
     machine = optional_document(sweep.files, "environment.json") or optional_document(first, "environment.json")
     classes = mix.classes if mix else {}
     shown = within(every, IMAGES)
@@ -203,10 +203,10 @@ def _cost(arm: str, rows: Sequence[Row]) -> Cost:
     return Cost(
         arm,
         len(trials),
-        spread(row["train_seconds"] for row in trials),
-        spread(row["attack_seconds"] for row in rows),
-        spread(row["bytes_up"] for row in trials),
-        spread(row["bytes_down"] for row in trials),
+        measure_spread(row["train_seconds"] for row in trials),
+        measure_spread(row["attack_seconds"] for row in rows),
+        measure_spread(row["bytes_up"] for row in trials),
+        measure_spread(row["bytes_down"] for row in trials),
     )
 
 

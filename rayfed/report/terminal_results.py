@@ -12,10 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from rayfed.analysis.formats import NONE, duration, points, share
-from rayfed.analysis.robustness import Matrix, Outcome
-from rayfed.analysis.summary import ArmSummary, Claim
+from rayfed.evidence.attack_results import InferenceResult
 from rayfed.evidence.criteria import Criterion
+from rayfed.evidence.robustness import OpponentResult, RobustnessMatrix
 from rayfed.evidence.rows import labels_given, measured
+from rayfed.evidence.training import ArmSummary
 from rayfed.report.results_text import STATES, value_text
 from rayfed.report.text.reasons import ATTACKERS
 from rayfed.store.finding import Finding
@@ -119,7 +120,7 @@ def attackers_table(found: Sequence[Finding], distortions: Mapping[str, float], 
     return made
 
 
-def inference_table(claims: Sequence[Claim]) -> Table:
+def inference_table(claims: Sequence[InferenceResult]) -> Table:
     """Return the table of inference attacks, one row per attack and arm, with chance level and control."""
     made = table("arm", "attack", "measure", "value", "chance", "control", left=3)
     for claim in claims:
@@ -136,18 +137,18 @@ def _mean(spread: Any) -> str:
     return NONE if spread is None else f"{spread.mean:.2f}"
 
 
-def robustness_table(found: Matrix) -> Table:
+def robustness_table(found: RobustnessMatrix) -> Table:
     """Return the table of each arm's accuracy and backdoor success rate under each poisoning opponent."""
     made = table("arm", *found.opponents)
     for arm in found.arms:
-        made.add_row(Text(arm), *(_outcome(found.outcomes.get((arm, name))) for name in found.opponents))
+        made.add_row(Text(arm), *(_robustness_cell(found.results.get((arm, name))) for name in found.opponents))
     return made
 
 
-def _outcome(outcome: Outcome | None) -> str:
-    if outcome is None:
+def _robustness_cell(result: OpponentResult | None) -> str:
+    if result is None:
         return NONE
-    return share(outcome.accuracy) + ("" if outcome.backdoor is None else f", {share(outcome.backdoor)}")
+    return share(result.accuracy) + ("" if result.backdoor is None else f", {share(result.backdoor)}")
 
 
 def summary_of_attack(attack: str, rows: Sequence[Mapping[str, Any]], noun: str) -> str:

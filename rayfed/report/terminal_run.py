@@ -14,17 +14,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
-from rayfed.analysis import summary
 from rayfed.analysis.outcomes import outcomes
-from rayfed.analysis.proved import comparisons, nearest_to_bounds, uncovered
-from rayfed.analysis.robustness import matrix
 from rayfed.analysis.settings import settings
 from rayfed.analysis.twins import failures, with_twins
 from rayfed.analysis.verdicts import RunEvidence, collect_evidence, next_step, read_evidence
 from rayfed.errors import noting_errors
+from rayfed.evidence.arms import arm_names
+from rayfed.evidence.attack_results import summarise_inferences
 from rayfed.evidence.criteria import modality_of
+from rayfed.evidence.proved_bounds import attacks_without_bound, closest_comparisons, compare_bounds
+from rayfed.evidence.robustness import robustness_matrix
 from rayfed.evidence.rows import distortions
-from rayfed.evidence.scenario import arm_names
+from rayfed.evidence.training import summarise_arms
 from rayfed.metrics.known import NOUNS
 from rayfed.privacy.printing import LARGE, at_most
 from rayfed.report import results_text
@@ -40,6 +41,7 @@ from rayfed.report.terminal_results import (
     summary_of_attack,
 )
 from rayfed.report.terminal_rounds import RoundLines
+from rayfed.report.text.proved_bounds import comparison_text
 from rayfed.report.time_left import TimeLeft
 from rayfed.report.verdict_table import epsilons
 from rayfed.store.exits import advice, status
@@ -307,8 +309,8 @@ class RunView:
         """Print leakage, attacks, inferences, robustness and cost, then the legend and the next step."""
         evidence = self._read_evidence()
         self._say_leakage(evidence)
-        found = matrix(self._last.values(), self._scenario)
-        if found.outcomes:
+        found = robustness_matrix(self._last.values(), self._scenario)
+        if found.results:
             self._say_table(
                 "Accuracy against malicious clients, and success rate of their backdoor", robustness_table(found)
             )
@@ -346,7 +348,7 @@ class RunView:
                 self.say(f"  {line}")
             if not self._brief:
                 self._say_table("Attacks", attacks_table(self._attacks, criterion))
-        claims = summary.claims(self._inferences, arm_names(self._scenario, self._inferences))
+        claims = summarise_inferences(self._inferences, arm_names(self._scenario, self._inferences))
         if claims:
             self._say_table("Inference", inference_table(claims))
             for claim in claims:
@@ -373,7 +375,7 @@ class RunView:
 
     def _say_cost(self) -> None:
         """Print the cost of each arm, compared with the first."""
-        arms = summary.arms(list(self._last), self._scenario, self._played, [])
+        arms = summarise_arms(list(self._last), self._scenario, self._played, [])
         first = f", compared with {arms[0].name}" if len(arms) > 1 else ""
         self._say_table(f"Cost{first}", cost_table(arms, self._privacy))
 
@@ -418,10 +420,10 @@ class RunView:
         """Print the results of attacks that have a proved bound, with the bound, and the attacks without one."""
         if self._folder:
             proved = self._folder.read_table("proved").to_pylist()
-            for one in nearest_to_bounds(comparisons(proved, self._attacks, self._inferences)):
-                self.say(f"compared with its bound: {one}")
+            for one in closest_comparisons(compare_bounds(proved, self._attacks, self._inferences)):
+                self.say(f"compared with its bound: {comparison_text(one)}")
             privacy = self._folder.read_table("privacy").to_pylist()
-            for arm, attack in uncovered(privacy, proved, self._attacks, self._inferences):
+            for arm, attack in attacks_without_bound(privacy, proved, self._attacks, self._inferences):
                 self.say(
                     f"no proved bound for {attack} on {arm}: the epsilon of {arm} does not cover everything that the "
                     f"attack observes, or is too large for a bound"

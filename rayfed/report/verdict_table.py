@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rayfed.analysis.formats import NONE, points, share
-from rayfed.analysis.summary import ArmSummary
 from rayfed.analysis.verdicts import RunEvidence
 from rayfed.evidence.rows import Row, distortions
+from rayfed.evidence.training import ArmSummary
 from rayfed.privacy.printing import at_most
 from rayfed.report import results_text
 from rayfed.report.results_text import STATES, value_text

@@ -9,14 +9,16 @@ from typing import Any
 
 from rayfed.analysis.formats import called, decibel, fixed, in_words, near
 from rayfed.analysis.settings import Setting, by_values, of_attacks
-from rayfed.analysis.summary import ArmSummary, setting
 from rayfed.analysis.verdicts import Verdict, closest
+from rayfed.evidence.attack_results import attack_input
 from rayfed.evidence.criteria import Criterion, Judgement, modality_of
 from rayfed.evidence.rows import Row, measured
+from rayfed.evidence.training import ArmSummary
 from rayfed.metrics.measures import MEASURES, extreme_of
 from rayfed.privacy.printing import at_most, caution
 from rayfed.report.caption import data_of, named
 from rayfed.report.provenance import begun_with, initial_weights
+from rayfed.report.text.attacks import attack_input_text
 from rayfed.report.text.reasons import judgement_text
 from rayfed.store.finding import State
 
@@ -256,7 +258,7 @@ def closest_sample(row: Row, criterion: Criterion, where: str, classes: Mapping[
     if (judgement := criterion.judge(row)) != Judgement.LEAK:
         result = f"by {row['attack']}, {score} ({judgement_text(criterion, judgement)})"
         best = Statement("Best result", [f"No {sample} was reconstructed. The best result is for {whose}, {result}."])
-    return [best, Statement("Given to this attack", [f"{_capital(setting([row]))}."])]
+    return [best, Statement("Given to this attack", [f"{_capital(attack_input_text(attack_input([row])))}."])]
 
 
 def _score(row: Row, sample: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Facts about arms and attacks that a run's scenario states; a scenario is the document in `scenario.yaml`."""
+"""Arms of a scenario: names, opponents, settings, and whether an arm has a defence."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rayfed import registry
-from rayfed.evidence.methods import CLOSED_FORMS, FEWEST, METHODS
 from rayfed.evidence.rows import Row
 from rayfed.store.arms import Pair, name_arm, name_pairs
 from rayfed.store.schemas import VERSUS
@@ -17,8 +16,10 @@ def arm_names(scenario: Row, *tables: Sequence[Row]) -> list[str]:
 
     With opponents, an arm is listed once per opponent.
     """
-    named = [name for name, _ in name_pairs(scenario.get("arms") or {}, scenario.get("opponents") or {})]
-    return list(dict.fromkeys(named) | dict.fromkeys(row["arm"] for table in tables for row in table))
+    names = [name for name, _ in name_pairs(scenario.get("arms") or {}, scenario.get("opponents") or {})]
+    for table in tables:
+        names += [row["arm"] for row in table]
+    return list(dict.fromkeys(names))
 
 
 def arm_and_opponent(scenario: Row, arm: str) -> tuple[str, str]:
@@ -42,16 +43,19 @@ def _pairs_of_earlier_versions(scenario: Row) -> dict[str, Pair]:
     arms = scenario.get("arms") or {}
     if scenario.get("opponents") or not all(isinstance(spec, Mapping) for spec in arms.values()):
         return {}
-    pairs = split_names(arms)
-    clients: dict[str, Any] = {}
+    pairs = _split_names(arms)
+    malicious: dict[str, Any] = {}
     for name, (_, opponent) in pairs.items():
-        if not opponent or clients.setdefault(opponent, arms[name].get("malicious")) != arms[name].get("malicious"):
+        clients = arms[name].get("malicious")
+        if not opponent or malicious.setdefault(opponent, clients) != clients:
             return {}
-    every = len({arm for arm, _ in pairs.values()}) * len(clients)
-    return pairs if any(clients.values()) and len(clients) > 1 and len(set(pairs.values())) == every else {}
+    if len(malicious) < 2 or not any(malicious.values()):
+        return {}
+    num_pairs = len({arm for arm, _ in pairs.values()}) * len(malicious)
+    return pairs if len(set(pairs.values())) == num_pairs else {}
 
 
-def split_names(names: Iterable[str]) -> dict[str, Pair]:
+def _split_names(names: Iterable[str]) -> dict[str, Pair]:
     """Split the names of pairs that were stored without a scenario with opponents."""
     parts = {name: name.partition(VERSUS) for name in names}
     return {name: (arm, opponent) for name, (arm, _, opponent) in parts.items()}
@@ -64,45 +68,29 @@ def arm_spec(scenario: Row, arm: str) -> Row:
     return own if isinstance(own, Mapping) else {"defences": own}
 
 
-def knowledge_of(scenario: Row, attack: str) -> set[str]:
+def attack_knowledge(scenario: Row, attack: str) -> set[str]:
     """Return the grants (given knowledge) of an attack with some title, from the scenario."""
-    specs = [one for one in scenario.get("attacks") or [] if isinstance(one, Mapping)]
-    own = (one for one in specs if attack == str(one.get("label") or one["name"]))
-    return set(next(own, {}).get("knowledge") or ())
+    for spec in scenario.get("attacks") or []:
+        if isinstance(spec, Mapping) and attack == str(spec.get("label") or spec["name"]):
+            return set(spec.get("knowledge") or ())
+    return set()
 
 
-def undefended(scenario: Row, arm: str) -> bool:
+def is_undefended(scenario: Row, arm: str) -> bool:
     """Return whether an arm has no defence and no protection, including the federation's protection."""
     spec, federation = arm_spec(scenario, arm), scenario.get("federation") or {}
     return not spec.get("defences") and not spec.get("protection") and not federation.get("protection")
 
 
-def recorded(scenario: Row, arm: str) -> bool:
+def is_recorded(scenario: Row, arm: str) -> bool:
     """Return whether an arm replays recorded updates of a federation, whose defences attackers do not know."""
     specs = arm_spec(scenario, arm).get("defences") or []
     return any(isinstance(spec, Mapping) and spec["name"] == "rayfed.engine.replaying:Recorded" for spec in specs)
 
 
-def closed_forms(scenario: Mapping[str, Any]) -> frozenset[str]:
-    """Return the titles of a scenario's closed-form attacks, for which 'diverged' is a valid result."""
-    attacks = [one for one in scenario.get("attacks") or [] if isinstance(one, Mapping)]
-    return frozenset(str(one.get("label") or one["name"]) for one in attacks if one["name"] in CLOSED_FORMS)
-
-
-def has_own(scenario: Mapping[str, Any], arm: str) -> bool:
+def has_user_defence(scenario: Mapping[str, Any], arm: str) -> bool:
     """Return whether an arm has a defence that the user wrote, which is not part of rayfed."""
     specs = arm_spec(scenario, arm).get("defences") or []
     names = [str(spec["name"] if isinstance(spec, Mapping) else spec) for spec in specs]
     known = registry.table("defences")
     return not all(known.get(name, name).startswith("rayfed.") for name in names)
-
-
-def short_searches(scenario: Mapping[str, Any]) -> list[str]:
-    """Return the titles of searches that ran at most `FEWEST` evaluations."""
-    evaluations = {method.name: method.evaluations for method in METHODS if method.evaluations}
-    return [
-        str(attack.get("label") or attack["name"])
-        for attack in scenario.get("attacks") or []
-        if isinstance(attack, Mapping) and attack.get("name") in evaluations
-        if attack.get("iterations", FEWEST + 1) * evaluations[attack["name"]] <= FEWEST
-    ]

@@ -13,13 +13,12 @@ import numpy as np
 import pyarrow as pa
 
 from rayfed.errors import UserError, nearest
-from rayfed.evidence.rows import Row, measured
+from rayfed.evidence.rows import Row, group_rows, measured
 from rayfed.metrics.known import METRICS
 
 _FIRST = ("psnr", "ssim")
-MEASURED = tuple(
-    sorted((name for name, m in METRICS.items() if m.success == "curve"), key=lambda name: name not in _FIRST)
-)
+_CURVES = [name for name, metric in METRICS.items() if metric.success == "curve"]
+CURVE_METRICS = (*_FIRST, *(name for name in _CURVES if name not in _FIRST))
 """Metrics with success curves."""
 _COLUMNS = pa.schema(
     [
@@ -57,12 +56,10 @@ class SuccessCurve:
     """Shares of all attacked images, 0..1; an image without a value counts as a failure."""
 
 
-def attack_groups(attacks: Iterable[Row]) -> list[AttackGroup]:
+def group_by_attack(attacks: Iterable[Row]) -> list[AttackGroup]:
     """Return the rows of `attacks` of one run, grouped by arm and attack, in the order of the table."""
-    found: dict[tuple[str, str], list[Row]] = {}
-    for row in attacks:
-        found.setdefault((row["arm"], row["attack"]), []).append(row)
-    return [AttackGroup(arm, arm, attack, rows) for (arm, attack), rows in found.items()]
+    groups = group_rows(attacks, "arm", "attack")
+    return [AttackGroup(arm, arm, attack, rows) for (arm, attack), rows in groups.items()]
 
 
 def success_curve(group: AttackGroup, metric: str, thresholds: Sequence[float] | None = None) -> SuccessCurve | None:
@@ -71,16 +68,26 @@ def success_curve(group: AttackGroup, metric: str, thresholds: Sequence[float] |
     `thresholds` default to all measured values, which describe the curve completely. Raises `UserError` for a metric
     without curves.
     """
-    if metric not in MEASURED:
-        raise UserError(f"'{metric}' has no success rates: {nearest(metric, MEASURED)}")
+    if metric not in CURVE_METRICS:
+        raise UserError(f"'{metric}' has no success rates: {nearest(metric, CURVE_METRICS)}")
     sign = 1 if METRICS[metric].higher_is_closer else -1
     values = np.array([row[metric] for row in group.rows if measured(row.get(metric))], np.float64)
     if not len(values):
         return None
     values = np.sort(sign * values.clip(max=METRICS[metric].ceiling))
-    asked = np.unique(values) if thresholds is None else np.sort(sign * np.asarray(thresholds, np.float64))
-    passed = len(values) - np.searchsorted(values, asked, side="left")
-    return SuccessCurve(group, metric, (sign * asked).tolist(), (passed / len(group.rows)).tolist())
+    steps = np.unique(values) if thresholds is None else np.sort(sign * np.asarray(thresholds, np.float64))
+    successes = len(values) - np.searchsorted(values, steps, side="left")
+    return SuccessCurve(group, metric, (sign * steps).tolist(), (successes / len(group.rows)).tolist())
+
+
+def success_share(rows: Sequence[Row], metric: str, threshold: float) -> float | None:
+    """Return the probability of reconstruction success (PoRS): the share of images that reach the threshold.
+
+    The share is of all attacked images, and an image without a value counts as a failure. None if no image has a value.
+    """
+    values = [row[metric] for row in rows if measured(row.get(metric))]
+    successes = sum(METRICS[metric].passes(value, threshold) for value in values)
+    return successes / len(rows) if values else None
 
 
 def success_table(curves: Iterable[SuccessCurve]) -> pa.Table:
@@ -89,24 +96,18 @@ def success_table(curves: Iterable[SuccessCurve]) -> pa.Table:
     Columns: `setting` (for a run, the arm), `arm`, `attack`, `batch_size` (null if it varies), `metric`, `threshold`,
     `images` (number attacked) and `share`.
     """
-    return pa.Table.from_pylist(
-        [
-            {
-                "setting": each.group.setting,
-                "arm": each.group.arm,
-                "attack": each.group.attack,
-                "batch_size": _only({row["batch_size"] for row in each.group.rows}),
-                "metric": each.metric,
-                "threshold": threshold,
-                "images": len(each.group.rows),
-                "share": share,
-            }
-            for each in curves
-            for threshold, share in zip(each.thresholds, each.shares, strict=True)
-        ],
-        schema=_COLUMNS,
-    )
-
-
-def _only(values: set[int | None]) -> int | None:
-    return next(iter(values)) if len(values) == 1 else None
+    rows = []
+    for curve in curves:
+        group = curve.group
+        batch_sizes = {row["batch_size"] for row in group.rows}
+        shared = {
+            "setting": group.setting,
+            "arm": group.arm,
+            "attack": group.attack,
+            "batch_size": batch_sizes.pop() if len(batch_sizes) == 1 else None,
+            "metric": curve.metric,
+            "images": len(group.rows),
+        }
+        for threshold, share in zip(curve.thresholds, curve.shares, strict=True):
+            rows.append({**shared, "threshold": threshold, "share": share})
+    return pa.Table.from_pylist(rows, schema=_COLUMNS)

@@ -37,7 +37,7 @@ _HALVINGS = 7
 
 
 @dataclass(frozen=True)
-class Shown:
+class EmpiricalEpsilon:
     """Empirical lower bound on a mechanism's epsilon, with the claimed epsilon."""
 
     claimed: float
@@ -50,83 +50,90 @@ class Shown:
     false_positives: Estimate
 
     @property
-    def refuted(self) -> bool:
+    def refutes_claim(self) -> bool:
         """Return whether the lower bound exceeds the claimed epsilon."""
         return self.noise < 1
 
 
-def shown(
+def bound_epsilon(
     present: Sequence[float], absent: Sequence[float], spent: Spending, accountant: Method | None = None
-) -> Shown:
+) -> EmpiricalEpsilon:
     """Return the lower bound on a mechanism's epsilon from the scores of present and absent canaries.
 
     The scores must not be sorted; each sequence needs at least four.
     """
-    family = _Family(spent, accountant)
-    threshold = _best_threshold(np.asarray(present[::2]), np.asarray(absent[::2]), family)
-    hits, alarms = (_above(np.asarray(scores[1::2]), threshold) for scores in (present, absent))
-    noise = family.least(hits, alarms)
-    return Shown(family.epsilon(1.0), 0.0 if noise == inf else family.epsilon(noise), noise, hits, alarms)
+    mechanism = _Mechanism(spent, accountant)
+    threshold = _best_threshold(np.asarray(present[::2]), np.asarray(absent[::2]), mechanism)
+    hits, alarms = (_share_above(np.asarray(scores[1::2]), threshold) for scores in (present, absent))
+    noise = mechanism.max_noise(hits, alarms)
+    epsilon = 0.0 if noise == inf else mechanism.epsilon(noise)
+    return EmpiricalEpsilon(mechanism.epsilon(1.0), epsilon, noise, hits, alarms)
 
 
 @dataclass(frozen=True)
-class _Family:
+class _Mechanism:
     """The claimed mechanism with its noise multiplied by a factor."""
 
     spent: Spending
     accountant: Method | None
 
-    def with_noise(self, times: float) -> list[Release]:
+    def scale_noise(self, times: float) -> list[Release]:
         return [replace(release, multiplier=release.multiplier * times) for release in self.spent.releases]
 
     def epsilon(self, times: float) -> float:
-        return guarantee(self.with_noise(times), self.spent.delta, self.accountant).epsilon
+        return guarantee(self.scale_noise(times), self.spent.delta, self.accountant).epsilon
 
     def excess(self, hits: Estimate, alarms: Estimate, times: float) -> float:
         """Return how far the true positive rate exceeds the trade-off curve at a noise factor, by the intervals."""
         from scipy.stats import norm  # slow import (about 1 s)
 
-        if self.moved is not None:
-            return hits.low - float(norm.cdf(norm.ppf(alarms.high) + self.moved / times))
-        return hits.low - TradeOff.of(self.with_noise(times), self.accountant).at_most(alarms.high)
+        if self.gaussian_mu is not None:
+            return hits.low - float(norm.cdf(norm.ppf(alarms.high) + self.gaussian_mu / times))
+        return hits.low - TradeOff.of(self.scale_noise(times), self.accountant).at_most(alarms.high)
 
     @cached_property
-    def moved(self) -> float | None:
+    def gaussian_mu(self) -> float | None:
         """Return the mu of Gaussian DP of the least protected unit; None for other noise or sampling."""
         releases = self.spent.releases
         if any(release.noise != "gaussian" or release.rate < 1 or release.drawn for release in releases):
             return None
         return max(sqrt(release.count) / release.multiplier for release in releases)
 
-    def place(self, hits: Estimate, alarms: Estimate) -> int:
+    def noise_index(self, hits: Estimate, alarms: Estimate) -> int:
         """Return the index of the first of `_NOISES` whose curve the rates exceed, or `len(_NOISES)` if none."""
         if hits.low <= alarms.high:  # consistent with any noise
             return len(_NOISES)
         return bisect_left(_NOISES, True, key=lambda times: self.excess(hits, alarms, times) > 0)
 
-    def least(self, hits: Estimate, alarms: Estimate) -> float:
+    def max_noise(self, hits: Estimate, alarms: Estimate) -> float:
         """Return the smallest noise factor at which the rates exceed the curve, rounded up; infinite without one."""
-        place = self.place(hits, alarms)
-        if place == len(_NOISES):
+        index = self.noise_index(hits, alarms)
+        if index == len(_NOISES):
             return inf
-        low, high = _NOISES[max(place - 1, 0)], _NOISES[place]
+        low, high = _NOISES[max(index - 1, 0)], _NOISES[index]
         for _ in range(_HALVINGS):
             middle = sqrt(low * high)
-            low, high = (low, middle) if self.excess(hits, alarms, middle) > 0 else (middle, high)
+            if self.excess(hits, alarms, middle) > 0:
+                high = middle
+            else:
+                low = middle
         return high
 
 
-def _above(scores: np.ndarray, threshold: float) -> Estimate:
+def _share_above(scores: np.ndarray, threshold: float) -> Estimate:
     return share(int((scores > threshold).sum()), len(scores), _TAIL)
 
 
-def _best_threshold(present: np.ndarray, absent: np.ndarray, family: _Family) -> float:
+def _best_threshold(present: np.ndarray, absent: np.ndarray, mechanism: _Mechanism) -> float:
     """Return the threshold whose rates allow the least noise; ties go to the largest excess."""
-    tried = np.unique(np.quantile(np.concatenate([present, absent]), np.linspace(0.002, 0.998, _THRESHOLDS)))
+    quantiles = np.linspace(0.002, 0.998, _THRESHOLDS)
+    thresholds = np.unique(np.quantile(np.concatenate([present, absent]), quantiles))
 
-    def room(threshold: float) -> tuple[int, float]:
-        rates = _above(present, threshold), _above(absent, threshold)
-        place = family.place(*rates)
-        return place, -family.excess(*rates, _NOISES[place]) if place < len(_NOISES) else rates[1].high - rates[0].low
+    def sort_key(threshold: float) -> tuple[int, float]:
+        hits, alarms = _share_above(present, threshold), _share_above(absent, threshold)
+        index = mechanism.noise_index(hits, alarms)
+        if index == len(_NOISES):
+            return index, alarms.high - hits.low
+        return index, -mechanism.excess(hits, alarms, _NOISES[index])
 
-    return float(min(tried, key=room))
+    return float(min(thresholds, key=sort_key))

@@ -1,0 +1,32 @@
+"""Text on measurements that are compared with proved bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rayfed.evidence.proved_bounds import BoundComparison
+from rayfed.privacy.printing import share_at_most
+
+
+def measure_text(one: BoundComparison) -> str:
+    """Return the quantity that is compared with a bound."""
+    if one.rate is None:
+        return "samples identified"
+    return f"members identified at {100 * one.rate:g} % false positive rate"
+
+
+def comparison_text(one: BoundComparison) -> str:
+    """Return a measurement with its interval, its bound and its control."""
+    return (
+        f"{one.attack} on {one.arm}: {measure_text(one)}: {one.hits:,} of {one.count:,}, {100 * one.share.value:.2f} % "
+        f"(interval from {100 * one.share.low:.2f} %); proved bound {share_at_most(one.bound)}; control "
+        f"{100 * one.chance.value:.2f} % (interval to {100 * one.chance.high:.2f} %)"
+    )
+
+
+def exceeded_text(url: str, comparisons: Sequence[BoundComparison]) -> str:
+    """Return the error for the measurements of the run at `url` that exceed a proved bound."""
+    return (
+        f"measurements in {url} exceed a proved bound: {'; '.join(map(comparison_text, comparisons))}. The noise, the "
+        "account or the attacker's knowledge is wrong: do not trust the guarantees of this run"
+    )

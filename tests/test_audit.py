@@ -23,7 +23,6 @@ from rayfed import registry, scenario
 from rayfed.analysis import audit
 from rayfed.analysis.audit import Plan
 from rayfed.analysis.loading import load
-from rayfed.analysis.verdicts import NOTHING_REBUILT
 from rayfed.attacks.analytic import Analytic
 from rayfed.attacks.base import Reconstruction, not_applicable
 from rayfed.attacks.fit import with_fit
@@ -50,6 +49,7 @@ from rayfed.models.build import build_model
 from rayfed.models.describe import described
 from rayfed.reasons import Reason
 from rayfed.report.terminal_run import RunView
+from rayfed.report.text.reasons import NOTHING_REBUILT
 from rayfed.samples import Pixels
 from rayfed.scenario import Scenario
 from rayfed.store import exits

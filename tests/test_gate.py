@@ -38,7 +38,6 @@ from rayfed.analysis.gate import (
     boundable,
     parsed,
 )
-from rayfed.analysis.verdicts import NOTHING_REBUILT
 from rayfed.cli import app
 from rayfed.cli.gate import _arm as named_arm
 from rayfed.engine import runs
@@ -52,7 +51,7 @@ from rayfed.metrics.known import default_names
 from rayfed.metrics.labels import even_guess, label_accuracy
 from rayfed.reasons import Reason
 from rayfed.report.gate import Gated, Ruling, read_document, schema
-from rayfed.report.text.reasons import REASONS
+from rayfed.report.text.reasons import NOTHING_REBUILT, REASONS
 from rayfed.store.schemas import UNPLAYED
 from tests.conftest import REPOSITORY
 from tests.result_fixtures import small_sweep

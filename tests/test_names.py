@@ -11,7 +11,7 @@ from rayfed.analysis.gate import Bound, Played
 from rayfed.analysis.outcomes import with_references
 from rayfed.analysis.recommend import bound, recommend
 from rayfed.analysis.settings import settings as grouped
-from rayfed.analysis.verdicts import collect_evidence
+from rayfed.evidence.verdicts import collect_evidence
 from tests.result_fixtures import attacked
 
 ARMS: dict[str, Any] = {

@@ -13,9 +13,9 @@ from rayfed.analysis.figures import grid
 from rayfed.analysis.outcomes import outcomes, outcomes_table, with_pmm, yaml_line
 from rayfed.analysis.settings import UNFINISHED, estimate, settings
 from rayfed.analysis.sweep_folder import SweepFolder
-from rayfed.analysis.verdicts import run_findings
 from rayfed.errors import RunError, UserError
 from rayfed.evidence.training import rounds_after_warm_up, summarise_arms
+from rayfed.evidence.verdicts import run_findings
 from rayfed.metrics import roc
 from rayfed.metrics.measures import MEASURES, extreme_of, measure_of
 from rayfed.store.folder import RunFolder

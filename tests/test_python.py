@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import rayfed
 from rayfed.analysis.loading import Run, Sweep
-from rayfed.analysis.verdicts import Verdict
 from rayfed.errors import RunError, ScenarioError, UserError
+from rayfed.evidence.verdicts import Verdict
 from rayfed.scenario import parse
 from tests.conftest import REPOSITORY
 from tests.test_cli import run as command

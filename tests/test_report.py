@@ -17,13 +17,13 @@ from matplotlib.figure import Figure
 
 from rayfed.analysis import formats
 from rayfed.analysis.outcomes import outcomes
-from rayfed.analysis.verdicts import collect_evidence
 from rayfed.errors import RunError
 from rayfed.evidence.attack_results import summarise_inferences
 from rayfed.evidence.label_mix import compute_label_mix
 from rayfed.evidence.spread import Spread, measure_spread
 from rayfed.evidence.success import success_share
 from rayfed.evidence.training import summarise_arms
+from rayfed.evidence.verdicts import collect_evidence
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.report import plots, words
 from rayfed.report.page import code, environment

@@ -11,7 +11,6 @@ import torch
 from torch import Generator, Tensor
 
 from benchmarks.planted_defences import OnUpdate
-from rayfed.analysis.verdicts import collect_evidence, run_findings
 from rayfed.attacks.base import Reconstruction
 from rayfed.attacks.fit import judged, with_fit
 from rayfed.attacks.undone import noted, undone
@@ -20,6 +19,7 @@ from rayfed.client.grants.understood import Answer, Rehearsal
 from rayfed.defences.base import Batch, DataMethod, Defence, Task
 from rayfed.evidence.criteria import Criterion
 from rayfed.evidence.findings import GRADIENT_FIT_TOL, findings
+from rayfed.evidence.verdicts import collect_evidence, run_findings
 from rayfed.gradients import flatten, unflatten
 from rayfed.reasons import Reason
 from rayfed.registry import component

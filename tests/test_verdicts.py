@@ -16,17 +16,10 @@ from rich.console import Console
 from rayfed import scenario as scenarios
 from rayfed.analysis.loading import Run, load
 from rayfed.analysis.outcomes import outcomes, with_verdicts
-from rayfed.analysis.verdicts import (
-    closest,
-    collect_evidence,
-    criterion_of,
-    headline,
-    next_step,
-    read_evidence,
-    write_verdicts,
-)
 from rayfed.evidence.membership import Identification, Roc
+from rayfed.evidence.next_step import NextStep, Step, decide_next_step
 from rayfed.evidence.training import ArmSummary, summarise_arms
+from rayfed.evidence.verdicts import closest, collect_evidence, criterion_of, read_evidence, write_verdicts
 from rayfed.metrics.roc import Estimate
 from rayfed.reasons import Reason
 from rayfed.report import words
@@ -35,6 +28,8 @@ from rayfed.report.results_text import STATES
 from rayfed.report.run import write_report
 from rayfed.report.statement import Statement
 from rayfed.report.terminal_run import RunView
+from rayfed.report.text.next_step import next_step_text
+from rayfed.report.text.verdicts import headline
 from rayfed.store.finding import Finding, Missing, State
 from rayfed.store.images import encode_png
 from rayfed.store.schemas import UNPLAYED, WANT_OF_TIME
@@ -72,6 +67,10 @@ def test_a_state_for_each_arm_of_any_run() -> None:
     }  # fmt: skip
     assert [one.message for one in told["masks"].findings[0].no_results] == [Masked.unreadable]
     assert of(row("bare", 30.0))["noise"].state == "not measured"
+
+
+def step_of(rows: list[dict[str, Any]], scenario: dict[str, Any] = SCENARIO, **left_out: bool) -> NextStep | None:
+    return decide_next_step(collect_evidence(scenario, rows, []), **left_out)
 
 
 def test_the_table_of_verdicts() -> None:
@@ -163,9 +162,9 @@ def test_attacks_that_fail_without_a_defence_too_say_nothing_of_it() -> None:
 
 def test_more_iterations_are_advised_if_a_search_did_not_converge() -> None:
     cut = [row("bare", 30.0, fit=0.0), row("noise", 8.0, fit=0.9)]
-    step = next_step(SCENARIO, cut, collect_evidence(SCENARIO, cut, []).verdicts)
-    assert step.startswith("Next: give the searches more iterations"), "without a defence something is found"
-    assert next_step(SCENARIO, [], []) == ""
+    step = step_of(cut)
+    assert step == NextStep(Step.SEARCH_LONGER)
+    assert step_of([]) is None
 
 
 def test_what_a_verdict_says_of_the_code_is_not_said_beside_each_attack_too() -> None:
@@ -180,9 +179,7 @@ def test_what_a_verdict_says_of_the_code_is_not_said_beside_each_attack_too() ->
 @pytest.mark.parametrize("why", [Reason.BUFFERS_NOT_SOLVED, Reason.CODE_NOT_RUN])
 def test_more_time_is_not_the_next_step_where_an_attacker_could_not_use_what_it_saw(why: Reason) -> None:
     rows = [row("bare", 30.0), row("noise", 9.0, reason=why)]
-    told = list(of(*rows).values())
-    said = next_step(SCENARIO, rows, told)
-    assert "noise" in said
+    assert step_of(rows) == NextStep(Step.REMOVE_REASON, ("noise",), why)
 
 
 @pytest.mark.parametrize(("fit", "helps"), [(0.9, True), (2e-6, False)])
@@ -193,10 +190,9 @@ def test_more_iterations_are_the_next_step_first_where_a_search_does_not_end_wit
         row("bare", 30.0 if fit < 0.1 else 9.0, fit=fit),
         row("noise", 9.0, fit=None, knowledge=["defence", "code"]),
     ]
-    told = of(*rows)
-    assert told["noise"].reasons == {Reason.ADAPTIVE_NOT_COMPARED}
-    step = next_step(SCENARIO, rows, list(told.values()))
-    assert ("iterations" in step) == helps
+    assert of(*rows)["noise"].reasons == {Reason.ADAPTIVE_NOT_COMPARED}
+    expected = NextStep(Step.SEARCH_LONGER, nothing_leaks=True) if helps else NextStep(Step.USE_ACCOUNT, ("noise",))
+    assert step_of(rows) == expected
 
 
 def labelled(arm: str, psnr: float, *found: float) -> list[dict[str, Any]]:
@@ -208,7 +204,11 @@ def test_an_arm_whose_labels_are_recovered_says_so_whatever_its_state() -> None:
     scenario: dict[str, Any] = {"arms": {"bare": [], "noise": ARMS["noise"], "prune": ["prune"]}}
     rows = [*labelled("bare", 30.0, 1, 1), *labelled("noise", 9.0, 1, 1), *labelled("prune", 9.0, 0, 1)]
     told = {verdict.arm: verdict for verdict in collect_evidence(scenario, rows, []).verdicts}
-    assert {arm: bool(verdict.labels) for arm, verdict in told.items()} == {"bare": True, "noise": True, "prune": False}
+    assert {arm: verdict.labels_beyond for arm, verdict in told.items()} == {
+        "bare": True,
+        "noise": True,
+        "prune": False,
+    }
     assert told["noise"].labels_by_chance
     assert "noise" in headline(scenario, list(told.values()))[-1]
 
@@ -216,35 +216,28 @@ def test_an_arm_whose_labels_are_recovered_says_so_whatever_its_state() -> None:
 def test_what_was_planned_to_be_left_out_and_played_after_all_is_no_next_step() -> None:
     both = [row("bare", 30.0), row("noise", 9.0)]
     scenario = {**SCENARIO, "arms": {"bare": [], "noise": ARMS["noise"]}}
-
-    def step(rows: list[dict[str, Any]]) -> str:
-        return next_step(scenario, rows, collect_evidence(scenario, rows, []).verdicts, "about --minutes 9 in all")
-
-    assert "left out" not in step(both)
-    next_step(
-        scenario,
-        both,
-        collect_evidence(scenario, both, []).verdicts,
-        "about --minutes 9",
-        "1 of 4 samples were attacked",
-    )
+    all_run, samples_left = (step_of(both, scenario, time_known=True, samples_left_out=few) for few in (False, True))
+    assert all_run == NextStep(Step.ATTACK_LONGER, ("noise",))
+    assert samples_left == NextStep(Step.ATTACK_ALL_SAMPLES)
     late = row("noise", None, "tag", status=UNPLAYED, message=WANT_OF_TIME)
-    assert step([row("bare", 30.0), row("noise", 30.0), late]).startswith("Next: every arm leaks"), "as more time would"
+    assert step_of([*both, late], scenario) == NextStep(Step.RUN_LEFT_OUT)
+    leaks = [row("bare", 30.0), row("noise", 30.0), late]
+    assert step_of(leaks, scenario, time_known=True) == NextStep(Step.CHANGE_DEFENCE), "as more time would"
 
 
 def test_the_next_step_for_a_near_reconstruction_is_to_look_at_it() -> None:
     """If nothing leaks without a defence, longer searches come first."""
     like = row("noise", 20.0, above_baseline=3.0, identified=0.0)
     for bare, shown in ((30.0, True), (9.0, False)):
-        rows = [row("bare", bare), like]
-        assert ("output.images" in next_step(SCENARIO, rows, collect_evidence(SCENARIO, rows, []).verdicts)) == shown
+        step = step_of([row("bare", bare), like])
+        assert (step == NextStep(Step.COMPARE_RECONSTRUCTIONS, ("noise",))) == shown
 
 
 def test_the_next_step_attacks_for_longer_what_was_not_reconstructed() -> None:
     arms = {"bare": [], "noise": ARMS["noise"]}
     scenario = SCENARIO | {"arms": arms, "attacks": [{"name": "analytic"}, {"name": "dlg", "iterations": 300}]}
     rows = [row("bare", 30.0), row("noise", 9.0)]
-    step = next_step(scenario, rows, collect_evidence(scenario, rows, []).verdicts, run="runs/x")
+    step = next_step_text(collect_evidence(scenario, rows, []), run="runs/x")
     assert step.endswith("rayfed launch runs/x/scenario.yaml --set attacks.1.iterations=1200")
 
 

@@ -26,9 +26,9 @@ from rayfed.analysis.gate import Played, State, uncomputed
 from rayfed.analysis.paired import holm
 from rayfed.analysis.settings import INAPPLICABLE
 from rayfed.analysis.unanswered import unanswered
-from rayfed.analysis.verdicts import criterion_of
 from rayfed.evidence.methods import closed_forms
 from rayfed.evidence.rows import Row, labels_given
+from rayfed.evidence.verdicts import criterion_of
 from rayfed.metrics.known import METRICS
 from rayfed.store.schemas import UNPLAYED
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from rayfed import reasons
 from rayfed.analysis.formats import duration
 from rayfed.analysis.unanswered import unanswered
-from rayfed.analysis.verdicts import NOTHING_REBUILT, UNFINISHED, criterion_of, run_findings
 from rayfed.errors import UserError, nearest
 from rayfed.evidence.arms import arm_names, arm_spec, attack_knowledge, is_recorded, is_undefended
 from rayfed.evidence.criteria import Criterion
@@ -25,6 +24,7 @@ from rayfed.evidence.labels import LUCK, named
 from rayfed.evidence.membership import RATES, Roc, compute_roc
 from rayfed.evidence.methods import closed_forms
 from rayfed.evidence.rows import Knowledge, Row, code_given, label_of, labels_given, measured
+from rayfed.evidence.verdicts import criterion_of, run_findings
 from rayfed.metrics.base import Metric
 from rayfed.metrics.known import METRICS, NOUNS, leading, metrics_of, modality_by
 from rayfed.metrics.measures import JUDGED
@@ -33,7 +33,16 @@ from rayfed.metrics.top import TOP_1
 from rayfed.reasons import Reason
 from rayfed.report.text.findings import labels_beyond_text, part_text
 from rayfed.report.text.membership import rate_text
-from rayfed.report.text.reasons import REASONS, attack_text, doubt_text, no_results_text, not_run_text, overtaken_text
+from rayfed.report.text.reasons import (
+    NO_ATTACK_YET,
+    NOTHING_REBUILT,
+    REASONS,
+    attack_text,
+    doubt_text,
+    no_results_text,
+    not_run_text,
+    overtaken_text,
+)
 from rayfed.store.finding import Finding, Missing
 from rayfed.store.finding import State as FindingState
 from rayfed.store.schemas import ANSWERED, WANT_OF_TIME
@@ -338,7 +347,8 @@ class Played:
                 for check in checks
             )
             if not own:
-                yield Check(arm, None, bound, "not measured", reason=NOTHING_REBUILT if self.finished else UNFINISHED)
+                why = NOTHING_REBUILT if self.finished else NO_ATTACK_YET
+                yield Check(arm, None, bound, "not measured", reason=why)
 
     def _with_what_else(self, check: Check) -> Check:
         """Return a passed check with other leakage that its bound does not cover, and the budget of the attacks.

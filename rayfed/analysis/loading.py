@@ -17,12 +17,12 @@ from rayfed.analysis.notebook import html
 from rayfed.analysis.pictures import Picture
 from rayfed.analysis.settings import Setting
 from rayfed.analysis.sweep_folder import SweepFolder, is_sweep
-from rayfed.analysis.verdicts import VERDICTS, RunEvidence, Verdict, read_evidence
 from rayfed.errors import RunError, nearest
 from rayfed.evidence.arms import arm_names
 from rayfed.evidence.methods import closed_forms
 from rayfed.evidence.rows import Row, measured
 from rayfed.evidence.success import CURVE_METRICS, AttackGroup, group_by_attack, success_curve, success_table
+from rayfed.evidence.verdicts import VERDICTS, RunEvidence, Verdict, read_evidence
 from rayfed.store import exits
 from rayfed.store.finding import Finding
 from rayfed.store.folder import RunFolder

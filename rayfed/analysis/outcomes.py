@@ -13,7 +13,6 @@ import pyarrow as pa
 
 from rayfed.analysis.settings import INAPPLICABLE, estimate
 from rayfed.analysis.unanswered import counted
-from rayfed.analysis.verdicts import criterion_of
 from rayfed.documents import yaml_flow
 from rayfed.evidence.arms import arm_and_opponent, arm_names, arm_spec, is_undefended
 from rayfed.evidence.attack_results import InferenceResult, Leakage, summarise_inferences, summarise_leakage
@@ -21,6 +20,7 @@ from rayfed.evidence.findings import explains, findings, worst_state
 from rayfed.evidence.methods import closed_forms
 from rayfed.evidence.rows import Row, code_given
 from rayfed.evidence.training import rounds_after_warm_up, summarise_arms
+from rayfed.evidence.verdicts import criterion_of
 from rayfed.metrics.measures import JUDGED, MEASURES, extreme_of
 from rayfed.metrics.roc import share
 from rayfed.reasons import CHANNELS, Reason

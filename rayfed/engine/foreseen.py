@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from rayfed.analysis.verdicts import run_findings
 from rayfed.attacks.base import InferenceAttack
 from rayfed.attacks.undone import Unused, unused
 from rayfed.client import plan
@@ -25,6 +24,7 @@ from rayfed.engine.inputs import Inputs
 from rayfed.errors import UserError
 from rayfed.evidence.arms import arm_spec, has_user_defence
 from rayfed.evidence.criteria import Criterion
+from rayfed.evidence.verdicts import run_findings
 from rayfed.reasons import NOT_ADAPTIVE, OF_CODE, Reason
 from rayfed.report.text.reasons import doubt_text
 from rayfed.scenario import AttackSpec, Scenario

@@ -11,11 +11,11 @@ from datetime import datetime
 from io import StringIO
 from typing import Any, cast
 
-from rayfed.analysis.verdicts import VERDICTS, write_verdicts
 from rayfed.engine.clock import DROPPED
 from rayfed.engine.progress import Progress
 from rayfed.engine.tables import RoundTables
 from rayfed.errors import LeaseError, UserError, noting_errors, plain
+from rayfed.evidence.verdicts import VERDICTS, write_verdicts
 from rayfed.store import checkpoint, exits
 from rayfed.store.checkpoint import Checkpoint
 from rayfed.store.exits import RunKind

@@ -14,9 +14,10 @@ from xml.etree import ElementTree as xml
 from rayfed.analysis.baseline import Change, attacked, changes, updates
 from rayfed.analysis.formats import NONE
 from rayfed.analysis.gate import Bound, Check, Played, State
-from rayfed.analysis.verdicts import collect_evidence, next_step
 from rayfed.errors import UserError
+from rayfed.evidence.verdicts import collect_evidence
 from rayfed.metrics.known import METRICS, leading
+from rayfed.report.text.next_step import next_step_text
 from rayfed.store import exits
 from rayfed.store.folder import RunFolder
 from rayfed.version import __version__
@@ -47,8 +48,8 @@ class Gated:
     def next_step(self) -> str:
         """Return the user's next step towards a verdict; empty if every arm has a verdict."""
         had = self.played
-        found = collect_evidence(had.scenario, had.attacks, had.inferences, had.finished).verdicts
-        return next_step(had.scenario, had.attacks, found, self._status.get("enough"), self.fewer)
+        evidence = collect_evidence(had.scenario, had.attacks, had.inferences, had.finished)
+        return next_step_text(evidence, self._status.get("enough"), self.fewer)
 
     @property
     def fewer(self) -> str | None:

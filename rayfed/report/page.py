@@ -27,6 +27,7 @@ from rayfed.report import svg
 from rayfed.report.text.attacks import attack_input_text, component_text
 from rayfed.report.text.proved_bounds import measure_text
 from rayfed.report.text.reasons import judgement_text
+from rayfed.report.text.verdicts import badge_text
 from rayfed.store.exits import advice
 from rayfed.store.folder import REPORT, RunFolder
 from rayfed.version import __version__
@@ -97,6 +98,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= FILTERS | {"code": code, "judged": _judged, "input": _input, "component": component_text}
+    environment.filters["badge"] = badge_text
     environment.filters["bounded_measure"] = measure_text
     return environment
 

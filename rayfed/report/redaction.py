@@ -17,8 +17,8 @@ from typing import Any
 from rayfed import registry
 from rayfed.analysis.loading import Results, Sweep
 from rayfed.analysis.sweep_folder import OUTCOMES_FILE, SweepFolder
-from rayfed.analysis.verdicts import VERDICTS, write_verdicts
 from rayfed.documents import dump_yaml
+from rayfed.evidence.verdicts import VERDICTS, write_verdicts
 from rayfed.report.run import write_report
 from rayfed.report.share import LEFT_OUT, rewritten, sharing
 from rayfed.report.sweep import write_sweep_report

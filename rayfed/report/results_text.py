@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from math import ceil, pow
 
 from rayfed.analysis.formats import NONE, decibel_mean, share
-from rayfed.analysis.verdicts import NOTHING_REBUILT, UNFINISHED
 from rayfed.evidence.criteria import Criterion
 from rayfed.evidence.methods import FEWEST
 from rayfed.evidence.rows import Row, code_given, label_of, labels_given
@@ -15,6 +14,8 @@ from rayfed.reasons import Reason
 from rayfed.report.text.findings import part_text
 from rayfed.report.text.reasons import (
     CODE_OF_USER,
+    NO_ATTACK_YET,
+    NOTHING_REBUILT,
     REASONS,
     doubt_text,
     hidden_text,
@@ -166,7 +167,7 @@ def caveats_of(finding: Finding, criterion: Criterion) -> list[str]:
 def reasons_of(finding: Finding, criterion: Criterion) -> list[str]:
     """Return the reasons and limits of the verdict on one arm and batch size; empty if there are none."""
     if finding.batch is None:
-        return [UNFINISHED if finding.unfinished else NOTHING_REBUILT]
+        return [NO_ATTACK_YET if finding.unfinished else NOTHING_REBUILT]
     found = []
     if finding.not_run:
         found.append(f"not run for lack of time: {', '.join(map(not_run_text, finding.not_run))}")

@@ -17,17 +17,6 @@ from rayfed.analysis.paired import of_victims, paired, paired_grid
 from rayfed.analysis.settings import settings
 from rayfed.analysis.twins import failures, with_twins
 from rayfed.analysis.unanswered import counted, of_so_many
-from rayfed.analysis.verdicts import (
-    VERDICTS,
-    closest,
-    criterion_of,
-    guess,
-    headline,
-    next_step,
-    rates,
-    read_evidence,
-    write_verdicts,
-)
 from rayfed.analysis.victims import victims
 from rayfed.evidence.arms import arm_names
 from rayfed.evidence.attack_results import (
@@ -45,6 +34,7 @@ from rayfed.evidence.proved_bounds import BoundComparison, attacks_without_bound
 from rayfed.evidence.robustness import robustness_matrix
 from rayfed.evidence.rows import Row, distortions, measured
 from rayfed.evidence.training import ArmSummary, add_virtual_time, summarise_arms
+from rayfed.evidence.verdicts import VERDICTS, closest, criterion_of, read_evidence, write_verdicts
 from rayfed.metrics.base import Metric
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.top import TOP, chance
@@ -58,6 +48,8 @@ from rayfed.report.samples import Samples, shown
 from rayfed.report.success_plots import success_rates
 from rayfed.report.svg import Chart, svg
 from rayfed.report.text.attacks import threshold_text
+from rayfed.report.text.next_step import next_step_text
+from rayfed.report.text.verdicts import guess, headline, rates
 from rayfed.report.verdict_table import verdict_table
 from rayfed.store import exits
 from rayfed.store.finding import State
@@ -141,8 +133,8 @@ def _contents(folder: RunFolder, url: str) -> dict[str, Any]:
         "verdicts": told,
         "table": table,
         "headline": headline(scenario, told),
-        "next_step": next_step(
-            scenario, attacks, told, status.get("enough"), status.get("fewer"), None if audited else url
+        "next_step": next_step_text(
+            evidence, status.get("enough"), status.get("fewer"), None if audited else url
         ).splitlines(),
         "verdict_of": by_arm,
         "criterion": criterion,

@@ -19,9 +19,9 @@ import pyarrow.parquet as pq
 
 from rayfed.analysis.loading import Results, Sweep
 from rayfed.analysis.sweep_folder import OUTCOMES_FILE, TRIALS, SweepFolder
-from rayfed.analysis.verdicts import VERDICTS, write_verdicts
 from rayfed.errors import RunError, UserError
 from rayfed.evidence.rows import Row
+from rayfed.evidence.verdicts import VERDICTS, write_verdicts
 from rayfed.reasons import Reason
 from rayfed.report.text.reasons import REASONS
 from rayfed.store import client_states

@@ -18,12 +18,6 @@ from typing import Any
 
 from rayfed import registry
 from rayfed.analysis.formats import NONE, duration, near, points, share, size
-from rayfed.analysis.verdicts import (
-    RunEvidence,
-    closest,
-    guess,
-    read_evidence,
-)
 from rayfed.evidence.arms import arm_names
 from rayfed.evidence.attack_results import (
     InferenceResult,
@@ -37,6 +31,7 @@ from rayfed.evidence.membership import Identification
 from rayfed.evidence.proved_bounds import attacks_without_bound, closest_comparisons, compare_bounds
 from rayfed.evidence.rows import Row, knowledge_in
 from rayfed.evidence.training import ArmSummary, summarise_arms
+from rayfed.evidence.verdicts import RunEvidence, closest, read_evidence
 from rayfed.metrics import roc
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.top import TOP, chance
@@ -55,6 +50,7 @@ from rayfed.report.text.findings import PARTS
 from rayfed.report.text.membership import auc_text, unknown_rates_text
 from rayfed.report.text.proved_bounds import comparison_text
 from rayfed.report.text.reasons import REASONS, attack_text, doubt_text, no_results_text, not_run_text
+from rayfed.report.text.verdicts import guess
 from rayfed.report.verdict_table import VerdictTable, verdict_table
 from rayfed.store import exits
 from rayfed.store.finding import Finding, State

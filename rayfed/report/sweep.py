@@ -15,13 +15,13 @@ from rayfed.analysis.paired import of_seeds, paired, paired_grid
 from rayfed.analysis.settings import Setting, settings
 from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.analysis.twins import failures, with_twins
-from rayfed.analysis.verdicts import closest, criterion_of, guess
 from rayfed.errors import noting_errors
 from rayfed.evidence.arms import arm_names
 from rayfed.evidence.criteria import Criterion, noun_of
 from rayfed.evidence.label_mix import compute_label_mix
 from rayfed.evidence.rows import Row, measured
 from rayfed.evidence.spread import Spread, measure_spread
+from rayfed.evidence.verdicts import closest, criterion_of
 from rayfed.metrics.measures import MEASURES
 from rayfed.report import words
 from rayfed.report.explorer import PREFERRED, Explorer, explore
@@ -29,6 +29,7 @@ from rayfed.report.page import flat, optional_document, write_page
 from rayfed.report.pictures import SHOWN, Pair, key, most_leaked, pictures, strips, within
 from rayfed.report.samples import Samples, of_sweep
 from rayfed.report.sweep_plots import curves
+from rayfed.report.text.verdicts import guess
 from rayfed.store import exits
 from rayfed.store.folder import SCENARIO
 

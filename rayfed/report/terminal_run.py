@@ -17,7 +17,6 @@ from rich.text import Text
 from rayfed.analysis.outcomes import outcomes
 from rayfed.analysis.settings import settings
 from rayfed.analysis.twins import failures, with_twins
-from rayfed.analysis.verdicts import RunEvidence, collect_evidence, next_step, read_evidence
 from rayfed.errors import noting_errors
 from rayfed.evidence.arms import arm_names
 from rayfed.evidence.attack_results import summarise_inferences
@@ -26,6 +25,7 @@ from rayfed.evidence.proved_bounds import attacks_without_bound, closest_compari
 from rayfed.evidence.robustness import robustness_matrix
 from rayfed.evidence.rows import distortions
 from rayfed.evidence.training import summarise_arms
+from rayfed.evidence.verdicts import RunEvidence, collect_evidence, read_evidence
 from rayfed.metrics.known import NOUNS
 from rayfed.privacy.printing import LARGE, at_most
 from rayfed.report import results_text
@@ -41,6 +41,7 @@ from rayfed.report.terminal_results import (
     summary_of_attack,
 )
 from rayfed.report.terminal_rounds import RoundLines
+from rayfed.report.text.next_step import next_step_text
 from rayfed.report.text.proved_bounds import comparison_text
 from rayfed.report.time_left import TimeLeft
 from rayfed.report.verdict_table import epsilons
@@ -317,8 +318,7 @@ class RunView:
         else:
             self._say_cost()
         self._say_legend(evidence)
-        told = evidence.verdicts if self._attacks or self._inferences else []
-        self._say_next(next_step(self._scenario, self._attacks, told, run=self._url))
+        self._say_next(next_step_text(evidence, run=self._url))
 
     def _read_evidence(self) -> RunEvidence:
         """Return the verdicts from the folder; without a folder, those on the results of the rounds so far."""
@@ -401,8 +401,7 @@ class RunView:
             title = "Attackers: non-adaptive, adaptive, and adaptive with the labels given"
             self._say_table(title, attackers_table(found, changed, evidence.criterion))
         self._say_legend(evidence)
-        told = evidence.verdicts
-        step = next_step(self._scenario, self._attacks, told, left.get("enough"), left.get("fewer"))
+        step = next_step_text(evidence, left.get("enough"), left.get("fewer"))
         for line in filter(None, [step, self._time_unused()]):
             self._say_next(line)
 

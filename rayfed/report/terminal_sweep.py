@@ -21,10 +21,10 @@ from rayfed.analysis.promises import mixed
 from rayfed.analysis.settings import Estimate, Setting, by_values, settings, strongest
 from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.analysis.twins import failures, with_twins
-from rayfed.analysis.verdicts import MOST
 from rayfed.errors import noting_errors
 from rayfed.metrics.measures import JUDGED
 from rayfed.report.samples import warning
+from rayfed.report.text.lists import MAX_NAMES
 from rayfed.store.finding import State
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ def _reasons(found: Sequence[Setting]) -> dict[str, list[str]]:
     for row in (row for one in found if one.attack for row in one.rows):
         if row.get("reason") and row.get("verdict"):
             reasons.setdefault(row["verdict"], {})[row["reason"]] = None
-    return {state: list(why)[:MOST] for state, why in reasons.items()}
+    return {state: list(why)[:MAX_NAMES] for state, why in reasons.items()}
 
 
 def _leaks(setting: Setting) -> bool:

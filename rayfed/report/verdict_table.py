@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rayfed.analysis.formats import NONE, points, share
-from rayfed.analysis.verdicts import RunEvidence
 from rayfed.evidence.rows import Row, distortions
 from rayfed.evidence.training import ArmSummary
+from rayfed.evidence.verdicts import RunEvidence
 from rayfed.privacy.printing import at_most
 from rayfed.report import results_text
 from rayfed.report.results_text import STATES, value_text
 from rayfed.report.text.findings import PARTS
+from rayfed.report.text.verdicts import inferences_text
 from rayfed.store.finding import Finding, State
 
 
@@ -45,9 +46,9 @@ def verdict_table(
     """Return the table of verdicts of a run; `weights` describes the attacked weights."""
     criterion, attacks, verdicts = evidence.criterion, evidence.attacks, evidence.verdicts
     columns: dict[str, Mapping[str, str]] = {}
-    if attacks or not all(verdict.inferred for verdict in verdicts):
+    if attacks or not all(verdict.only_inferences for verdict in verdicts):
         columns |= _of_attacks(evidence)
-    inferred = {verdict.arm: verdict.figure for verdict in verdicts if verdict.figure}
+    inferred = {verdict.arm: inferences_text(verdict) for verdict in verdicts if verdict.inferences}
     columns |= {"Inference": inferred}
     columns |= _quality(arms) or {"Distortion": {arm: f"{d:.3f}" for arm, d in distortions(attacks).items()}}
     columns |= {"Epsilon": epsilons(privacy)}

@@ -9,11 +9,11 @@ from typing import Any
 
 from rayfed.analysis.formats import called, decibel, fixed, in_words, near
 from rayfed.analysis.settings import Setting, by_values, of_attacks
-from rayfed.analysis.verdicts import Verdict, closest
 from rayfed.evidence.attack_results import attack_input
 from rayfed.evidence.criteria import Criterion, Judgement, modality_of
 from rayfed.evidence.rows import Row, measured
 from rayfed.evidence.training import ArmSummary
+from rayfed.evidence.verdicts import Verdict, closest
 from rayfed.metrics.measures import MEASURES, extreme_of
 from rayfed.privacy.printing import at_most, caution
 from rayfed.report.caption import data_of, named

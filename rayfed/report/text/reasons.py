@@ -52,6 +52,9 @@ REASONS = {
 """Text of each reason."""
 CODE_OF_USER = "the attacker ran the defence's code on its own gradients only, and it may act differently on others"
 RUN_NOT_FINISHED = "the run is not finished"
+NOTHING_REBUILT = REASONS[Reason.NO_RECONSTRUCTION_ATTACK]
+NO_ATTACK_YET = "the run is not finished, and no attack that reconstructs samples is done"
+"""Why an arm without rows of attacks is not measured, in a finished and in an unfinished run."""
 _ELSEWHERE = {
     Elsewhere.NOT_IN_RUN: "was not run here",
     Elsewhere.NO_TIME: "was not run here for lack of time",

@@ -1,0 +1,197 @@
+"""Verdicts on the arms of a run: computed once, when the run ends, and stored in the table `verdicts`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from rayfed.evidence.arms import arm_names, arm_spec, has_user_defence, is_recorded, is_undefended
+from rayfed.evidence.attack_results import InferenceResult, summarise_inferences
+from rayfed.evidence.criteria import Criterion, modality_of
+from rayfed.evidence.findings import cells_without_adaptive_attack, findings, worst_state
+from rayfed.evidence.methods import closed_forms, short_searches
+from rayfed.evidence.rows import Row
+from rayfed.metrics.known import leading, modality_by
+from rayfed.reasons import Reason
+from rayfed.store import exits
+from rayfed.store.finding import Doubt, Finding, State
+from rayfed.store.folder import RunFolder
+from rayfed.store.typed import rows_from, table_from
+
+if TYPE_CHECKING:
+    from rayfed.samples import Modality
+
+VERDICTS = "verdicts"
+"""Name of the table with the verdict on each arm and batch size."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Verdict on one arm."""
+
+    arm: str
+    state: State
+    """Worst state over its batch sizes."""
+    findings: tuple[Finding, ...] = ()
+    """Findings by batch size; empty if no attack that reconstructs samples was run."""
+    closest: Row | None = None
+    """Row of the best reconstruction among leaks, or among all if nothing leaks."""
+    inferences: tuple[InferenceResult, ...] = ()
+    """Results of attacks without reconstructions, such as membership inference."""
+    finished: bool = True
+    """Whether the run has finished; before, only leaks are known."""
+
+    @property
+    def only_inferences(self) -> bool:
+        """Return whether only attacks without reconstructions were run."""
+        return bool(self.inferences) and not self.findings and self.finished
+
+    @property
+    def answered(self) -> bool:
+        """Return whether the attacks support a statement on the arm; False for an inconclusive arm."""
+        return self.state not in (State.NOT_MEASURED, State.INCONCLUSIVE)
+
+    @property
+    def labels_beyond(self) -> bool:
+        """Return whether labels or targets were recovered beyond the baseline."""
+        labels = (each.labels for each in self.findings if each.labels)
+        return self.targets_beyond or any(each.beyond for each in labels)
+
+    @property
+    def labels_by_chance(self) -> bool:
+        """Return whether all labels recovered beyond the baseline may be due to chance."""
+        beyond = [one.labels for one in self.findings if one.labels and one.labels.beyond]
+        return bool(beyond) and all(one.by_chance for one in beyond) and not self.targets_beyond
+
+    @property
+    def targets_beyond(self) -> bool:
+        """Return whether targets were recovered with a smaller error than by guessing the median."""
+        return any(one.targets_beyond for one in self.findings)
+
+    @property
+    def reasons(self) -> frozenset[Reason]:
+        """Return the reasons of the findings whose results do not decide."""
+        return frozenset(one.reason for one in self.findings if one.reason)
+
+
+def closest(attacks: Sequence[Row], criterion: Criterion) -> Row | None:
+    """Return the row of the best reconstruction, among leaks if there are any; None without a finite value."""
+    found = [(criterion.leaks(row), value, row) for row in attacks if (value := criterion.nearness(row)) is not None]
+    return max(found, key=lambda one: one[:2], default=(False, 0.0, None))[2]
+
+
+def _form(scenario: Mapping[str, Any], attacks: Sequence[Row]) -> Modality:
+    """Return the modality of a run's samples, from the results or else from the scenario's metrics."""
+    names = (scenario.get("metrics") or {}).get("names") or ()
+    found = modality_of(attacks)
+    return modality_by(names) if found == "pixels" else found
+
+
+def criterion_of(scenario: Mapping[str, Any], attacks: Sequence[Row]) -> Criterion:
+    """Return the criterion of a leak for a run's rows, with the scenario's threshold for the leading metric."""
+    form = _form(scenario, attacks)
+    success = (scenario.get("metrics") or {}).get("success") or {}
+    return Criterion.of(form, success.get(leading(form).name))
+
+
+def run_findings(
+    scenario: Mapping[str, Any], attacks: Sequence[Row], finished: bool = True, criterion: Criterion | None = None
+) -> list[Finding]:
+    """Return the findings on all arms of a run, by the run's own criterion unless another is given.
+
+    Attacks show that they work on arms without a defence that have the same model.
+    """
+    criterion = criterion or criterion_of(scenario, attacks)
+    closed, short = closed_forms(scenario), short_searches(scenario)
+    found: list[Finding] = []
+    not_adaptive: dict[tuple[str, int], Reason] = {}
+    models = {arm: repr(arm_spec(scenario, arm).get("model")) for arm in dict.fromkeys(row["arm"] for row in attacks)}
+    for model in dict.fromkeys(models.values()):
+        alike = [arm for arm, own in models.items() if own == model]
+        rows, bare = [row for row in attacks if row["arm"] in alike], [a for a in alike if is_undefended(scenario, a)]
+        found += findings(rows, criterion, short, bare, finished, closed)
+        not_adaptive |= cells_without_adaptive_attack(rows, criterion, bare, closed)
+    return [_with_adaptive_attacks(scenario, one, not_adaptive.get((one.arm, one.batch))) for one in found]
+
+
+def _with_adaptive_attacks(scenario: Mapping[str, Any], finding: Finding, reason: Reason | None) -> Finding:
+    """Return a finding as inconclusive if its defence holds only because no adaptive attack is valid (`reason`)."""
+    held = finding.state == State.NOT_RECONSTRUCTED and bool(arm_spec(scenario, finding.arm).get("defences"))
+    if held and reason:
+        reason = Reason.DEFENCES_UNKNOWN if is_recorded(scenario, finding.arm) else reason
+        return replace(finding, state=State.INCONCLUSIVE, doubt=Doubt(reason))
+    return replace(finding, code_of_user=True) if held and has_user_defence(scenario, finding.arm) else finding
+
+
+@dataclass(frozen=True)
+class RunEvidence:
+    """Results of the attacks of a run, with the verdict on each arm."""
+
+    scenario: Mapping[str, Any]
+    attacks: Sequence[Row]
+    inferences: Sequence[Row]
+    finished: bool
+    rows: Sequence[Finding]
+    """Rows of the table `verdicts`."""
+
+    @property
+    def findings(self) -> list[Finding]:
+        """Return the findings on arms that attacks tried to reconstruct samples of."""
+        return [row for row in self.rows if row.batch is not None]
+
+    @cached_property
+    def criterion(self) -> Criterion:
+        """Return the criterion of a leak."""
+        return criterion_of(self.scenario, self.attacks)
+
+    @cached_property
+    def verdicts(self) -> list[Verdict]:
+        """Return the verdict on each arm, in the order of the table."""
+        return [self._verdict(arm) for arm in dict.fromkeys(row.arm for row in self.rows)]
+
+    def _verdict(self, arm: str) -> Verdict:
+        found = tuple(each for each in self.findings if each.arm == arm)
+        attacks = [row for row in self.attacks if row["arm"] == arm]
+        of_parts = {each.part.attack for each in found if each.part}
+        if not any(each.leaked for each in found):
+            attacks = [row for row in attacks if row["attack"] in of_parts] or attacks
+        inferences = tuple(each for each in self._inferences if each.arm == arm)
+        return Verdict(arm, worst_state(found), found, closest(attacks, self.criterion), inferences, self.finished)
+
+    @cached_property
+    def _inferences(self) -> list[InferenceResult]:
+        return summarise_inferences(self.inferences, arm_names(self.scenario, self.inferences))
+
+
+def collect_evidence(
+    scenario: Mapping[str, Any], attacks: Sequence[Row], inferences: Sequence[Row], finished: bool = True
+) -> RunEvidence:
+    """Compute the verdicts on all arms from the tables of results; for an unfinished run, verdicts on leaks only."""
+    found = run_findings(scenario, attacks, finished)
+    rows: list[Finding] = []
+    for arm in arm_names(scenario, attacks, inferences):
+        rows += [each for each in found if each.arm == arm] or [_unattacked(arm, finished)]
+    return RunEvidence(scenario, attacks, inferences, finished, rows)
+
+
+def _unattacked(arm: str, finished: bool) -> Finding:
+    return Finding(arm, state=State.NOT_MEASURED, doubt=Doubt(Reason.NO_RECONSTRUCTION_ATTACK), unfinished=not finished)
+
+
+def read_evidence(folder: RunFolder) -> RunEvidence:
+    """Read the verdicts of a run; compute them for an older run and for a run that has not ended."""
+    scenario, finished = folder.scenario(), exits.over(exits.status(folder))
+    attacks, inferences = (folder.read_table(name).to_pylist() for name in ("attacks", "inferences"))
+    stored = folder.read_table(VERDICTS)
+    if len(stored):
+        return RunEvidence(scenario, attacks, inferences, finished, rows_from(stored, Finding))
+    return collect_evidence(scenario, attacks, inferences, finished)
+
+
+def write_verdicts(folder: RunFolder) -> None:
+    """Compute the verdicts of a run that has ended and write the table `verdicts`."""
+    folder.remove_table(VERDICTS)
+    rows = read_evidence(folder).rows
+    folder.write_part(VERDICTS, 0, table_from(rows, Finding))

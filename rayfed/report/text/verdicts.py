@@ -1,0 +1,121 @@
+"""Text on the verdicts of a run: summary, legends, and results of attacks without reconstructions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rayfed.evidence.arms import is_undefended
+from rayfed.evidence.attack_results import InferenceResult
+from rayfed.evidence.rows import Row
+from rayfed.evidence.verdicts import Verdict, criterion_of
+from rayfed.reasons import Reason
+from rayfed.report.text.findings import labels_beyond_text
+from rayfed.report.text.lists import MAX_NAMES
+from rayfed.report.text.membership import unknown_rates_text
+from rayfed.report.text.reasons import REASONS
+from rayfed.store.finding import State
+
+
+def headline(scenario: Mapping[str, Any], told: Sequence[Verdict]) -> list[str]:
+    """Return a summary of the verdicts: the arms in each state with their number, and arms that leak labels only."""
+    lines = []
+    for states, one, many in _ANSWERS:
+        arms = [
+            f"{verdict.arm} (no defence)" if is_undefended(scenario, verdict.arm) else verdict.arm
+            for verdict in told
+            if verdict.state in states and not verdict.only_inferences
+        ]
+        if arms:
+            of = f"{len(arms)} of {len(told)} arms {one if len(arms) == 1 else many}"
+            more = f" and {len(arms) - MAX_NAMES} more" if len(arms) > MAX_NAMES else ""
+            lines.append(f"{of}: {', '.join(arms[:MAX_NAMES])}{more}.")
+    if alone := [verdict.arm for verdict in told if verdict.only_inferences]:
+        why = REASONS[Reason.NO_RECONSTRUCTION_ATTACK]
+        lines.append(f"{len(alone)} of {len(told)} arms: {why}; see the inferences of each arm.")
+    return [*lines, *labels_alone(told)]
+
+
+def labels_alone(told: Sequence[Verdict]) -> list[str]:
+    """Return a sentence on the arms that leak labels but no samples; empty if there are none."""
+    alike: dict[str, list[str]] = {}
+    for verdict in told:
+        labels = labels_beyond_text(verdict.findings)
+        if labels and verdict.state != State.LEAKS:
+            alike.setdefault(labels, []).append(verdict.arm)
+    if not alike:
+        return []
+    read = [f"{', '.join(arms)}, {'each ' if len(arms) > 1 else ''}{found}" for found, arms in alike.items()]
+    shown = "; ".join(read[:MAX_NAMES])
+    more = f"; and {sum(map(len, list(alike.values())[MAX_NAMES:]))} more" if len(read) > MAX_NAMES else ""
+    return [f"Labels were recovered beyond the baseline, but no samples: {shown}{more}."]
+
+
+_ANSWERS: tuple[tuple[tuple[State, ...], str, str], ...] = (
+    ((State.LEAKS,), "leaks", "leak"),
+    ((State.NOT_MEASURED,), "was not measured", "were not measured"),
+    (
+        (State.INCONCLUSIVE,),
+        "is inconclusive",
+        "are inconclusive",
+    ),
+    (
+        (State.NOT_RECONSTRUCTED,),
+        "was not reconstructed by these attacks",
+        "were not reconstructed by these attacks",
+    ),
+    ((State.NOTHING_TO_ATTACK,), "sends nothing to attack", "send nothing to attack"),
+)
+
+
+def inferences_text(verdict: Verdict) -> str:
+    """Return the maximum of the results without reconstructions, such as `AUC 0.648`; empty without results."""
+    return _most(verdict.inferences)
+
+
+def badge_text(verdict: Verdict) -> str:
+    """Return the verdict as one word or value."""
+    return (verdict.only_inferences and inferences_text(verdict)) or verdict.state
+
+
+def guess(scenario: Mapping[str, Any], attacks: Sequence[Row]) -> str:
+    """Return a description of the baseline: the best guess without the update."""
+    noun = criterion_of(scenario, attacks).noun
+    public = (scenario.get("data") or {}).get("public")
+    typical = {
+        "image": "the mean image or the best constant",
+        "text": "the most common token at each place",
+        "record": "the mean record or the best constant of each column",
+    }[noun]
+    closest = f" The closest public {noun} (data.public) is chosen with knowledge of the original." if public else ""
+    return f"Baseline: the best guess without the update ({typical}). A leak has to beat it.{closest}"
+
+
+def rates(told: Sequence[Verdict]) -> str:
+    """Return the legend of membership attacks; empty if no membership attack was run."""
+    if not any(claim.roc for verdict in told for claim in verdict.inferences):
+        return ""
+    curves = [each.roc for verdict in told for each in verdict.inferences if each.roc]
+    unknown = [text for curve in curves for text in unknown_rates_text(curve)]
+    few = "".join(f" {text}." for text in dict.fromkeys(unknown))
+    return (
+        "AUC: probability that a member scores above a non-member, 0.5 by chance; pooled over clients, whose scores "
+        "are standardised. TPR at 1 % FPR: share of members identified if 1 % of non-members are taken for members; "
+        "1 % by chance. Control: AUC of the same candidates with an update that contains none of them." + few
+    )
+
+
+def _most(mine: Sequence[InferenceResult]) -> str:
+    """Return the maximum result of each kind of inference on an arm, such as `AUC 0.648`."""
+    found: dict[str, str] = {}
+    for claim in sorted(mine, key=_shown):
+        if claim.roc:
+            found["AUC"] = f"{claim.roc.auc.value:.3f}"
+        elif claim.value:
+            found[claim.metric.replace("_", " ")] = f"{claim.value.mean:.2f}"
+    return ", ".join(f"{name} {figure}" for name, figure in found.items())
+
+
+def _shown(claim: InferenceResult) -> float:
+    """Return the figure that represents a claim: the pooled AUC of scores, otherwise the mean."""
+    return claim.roc.auc.value if claim.roc else claim.value.mean if claim.value else 0.0

@@ -14,8 +14,9 @@ from benchmarks.lora import difference
 from rayfed.analysis.compare import compare
 from rayfed.analysis.figures import cell
 from rayfed.analysis.loading import load
-from rayfed.analysis.paired import Group, Paired, holm, out_of_reach, paired, paired_grid, paired_table
 from rayfed.errors import UserError
+from rayfed.evidence.paired import PairedDifference, PairGroup, compare_pairs, holm, paired_table
+from rayfed.report.text.paired import few_pairs_text, paired_grid
 from tests.result_fixtures import attacked, small_run, small_sweep, swept_rows
 from tests.test_cli import run
 
@@ -26,23 +27,23 @@ MAIZE = [6, 8, 14, 16, 23, 24, 28, 29, 41, -48, 49, 56, 60, -67, 75]
 ARMS = {"none": [], "noise": ["gaussian"], "other": ["gaussian"]}
 
 
-def group(arm: str, values: list[float]) -> Group:
-    return Group(arm, arm, "dlg", "victim", {"psnr": dict(enumerate(values))})
+def group(arm: str, values: list[float]) -> PairGroup:
+    return PairGroup(arm, arm, "dlg", "victim", {"psnr": dict(enumerate(values))})
 
 
 def test_the_published_examples_come_out() -> None:
-    [slept] = paired([group("first", SLEEP[0]), group("second", SLEEP[1])])
+    [slept] = compare_pairs([group("first", SLEEP[0]), group("second", SLEEP[1])])
     assert slept.difference == pytest.approx(1.58)
     assert (slept.low, slept.high) == pytest.approx((0.7001142, 2.4598858))  # R's t.test(paired = TRUE)
     assert slept.t == pytest.approx(0.00283289)
-    [grown] = paired([group("self", [0.0] * 15), group("cross", [float(each) for each in MAIZE])])
+    [grown] = compare_pairs([group("self", [0.0] * 15), group("cross", [float(each) for each in MAIZE])])
     assert grown.wilcoxon == pytest.approx(0.041259765625)
     assert holm([0.05, None, 0.01, 0.03, 0.02, 0.04]) == pytest.approx([0.09, None, 0.05, 0.09, 0.08, 0.09])  # R
 
 
 def test_a_difference_that_is_no_evidence_is_marked() -> None:
     doubted = replace(group("b", SLEEP[1]), doubted=["psnr"])
-    found = paired([group("a", SLEEP[0]), doubted, group("c", SLEEP[1])])
+    found = compare_pairs([group("a", SLEEP[0]), doubted, group("c", SLEEP[1])])
     assert [one.unproven for one in found] == [True, False]
     assert paired_table(found)["unproven"].to_pylist() == [True, False]
     shown = paired_grid(found)
@@ -86,14 +87,14 @@ def test_shares_of_the_same_texts_are_compared_as_published() -> None:
 
 def test_the_correction_is_over_the_arms_of_one_attack_and_measure() -> None:
     rest = [[value + 1.0 for value in SLEEP[1]], [value + 2.0 for value in SLEEP[1]]]
-    found = paired([group("a", SLEEP[0]), group("b", SLEEP[1]), group("c", rest[0]), group("d", rest[1])])
+    found = compare_pairs([group("a", SLEEP[0]), group("b", SLEEP[1]), group("c", rest[0]), group("d", rest[1])])
     assert [one.t_holm for one in found] == holm([one.t for one in found])
     assert found[0].t_holm == found[0].t
     assert found[2].t_holm == pytest.approx(3 * (found[2].t or 0))
 
 
 def test_what_does_not_differ_has_no_test_and_few_pairs_are_warned_of() -> None:
-    alike = paired([group("a", [1, 2, 3]), group("b", [1, 2, 3]), group("c", [2, 3, 4])])
+    alike = compare_pairs([group("a", [1, 2, 3]), group("b", [1, 2, 3]), group("c", [2, 3, 4])])
     assert [(one.difference, one.low, one.t, one.wilcoxon) for one in alike[:1]] == [(0, None, None, None)]
     assert (alike[1].difference, alike[1].t, alike[1].low) == (1, None, None)
     grid = paired_grid(alike)
@@ -103,7 +104,7 @@ def test_what_does_not_differ_has_no_test_and_few_pairs_are_warned_of() -> None:
     assert rounded is not None
     assert "0" in rounded.rows[0], "and no 9.252e-18, which is of rounding"
     with pytest.raises(UserError, match="did you mean"):
-        paired([group("arm", [1.0])], "arms")
+        compare_pairs([group("arm", [1.0])], "arms")
 
 
 def victims(arm: str, psnr: list[float], label: int = 0) -> list[dict[str, Any]]:
@@ -124,7 +125,7 @@ def make(tmp_path: Path, name: str = "small", **changes: Any) -> Any:
     ("pairs", "arms", "most"), [(5, 1, 0.0625), (6, 1, None), (6, 2, 0.0625), (7, 2, None), (3, 5, 1)]
 )
 def test_what_the_rank_test_cannot_reach_is_told_and_true(pairs: int, arms: int, most: float | None) -> None:
-    said = out_of_reach(pairs, arms)
+    said = few_pairs_text(pairs, arms)
     assert (said is not None) == (most is not None)
     if most:
         assert said is not None
@@ -214,7 +215,7 @@ def test_a_sweep_is_paired_by_its_seeds(tmp_path: Path) -> None:
 
 def test_runs_beside_each_other_are_paired_where_their_victims_are_the_same(tmp_path: Path) -> None:
     first, second, third = make(tmp_path, "a"), make(tmp_path, "b"), make(tmp_path, "c", seed=5)
-    found: list[Paired] = compare([first, second]).paired
+    found: list[PairedDifference] = compare([first, second]).paired
     assert {one.difference for one in found if one.arm.endswith(", none")} == {0}
     other = compare([first, third])
     assert (other.paired, "(seed differs)" in other.unpaired) == ([], True)

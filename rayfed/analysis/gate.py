@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rayfed import reasons
 from rayfed.analysis.formats import duration
-from rayfed.analysis.unanswered import closed_forms, unanswered
 from rayfed.analysis.verdicts import NOTHING_REBUILT, UNFINISHED, criterion_of, run_findings
 from rayfed.errors import UserError, nearest
 from rayfed.evidence.arms import arm_names, arm_spec, attack_knowledge, is_recorded, is_undefended
+from rayfed.evidence.attack_status import closed_forms, has_failed
 from rayfed.evidence.criteria import Criterion, Missing
 from rayfed.evidence.findings import Finding
 from rayfed.evidence.findings import State as FindingState
@@ -517,7 +517,7 @@ class Played:
 
     def _has_result(self, bound: Bound, row: Row) -> bool:
         if bound.name == IDENTITY:
-            return row.get(TOP_1.name) is not None and not unanswered(row, self._closed)
+            return row.get(TOP_1.name) is not None and not has_failed(row, self._closed)
         return row["status"] == "ok" and bool(row["scores"])
 
     @cached_property

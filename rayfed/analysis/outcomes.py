@@ -12,11 +12,11 @@ from typing import Any
 import pyarrow as pa
 
 from rayfed.analysis.settings import INAPPLICABLE, estimate
-from rayfed.analysis.unanswered import closed_forms, counted
 from rayfed.analysis.verdicts import criterion_of
 from rayfed.documents import yaml_flow
 from rayfed.evidence.arms import arm_and_opponent, arm_names, arm_spec, is_undefended
 from rayfed.evidence.attack_results import InferenceResult, Leakage, summarise_inferences, summarise_leakage
+from rayfed.evidence.attack_status import closed_forms, count_failed
 from rayfed.evidence.findings import State, explains, findings, worst_state
 from rayfed.evidence.rows import Row, code_given
 from rayfed.evidence.training import rounds_after_warm_up, summarise_arms
@@ -72,7 +72,7 @@ def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
         ]
         for one in met:
             place = arm.name, one["attack"]
-            one["without_result"], one["attacked"] = counted(
+            one["without_result"], one["attacked"] = count_failed(
                 [*by_leak.get(place, []), *by_claim.get(place, [])], closed
             )
         found += [row | {"attack": None} | one for one in met or [{}]]

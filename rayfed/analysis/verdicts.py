@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from rayfed import registry
 from rayfed.analysis.audit import FEWEST, METHODS
-from rayfed.analysis.unanswered import closed_forms
 from rayfed.evidence.arms import arm_names, arm_spec, is_recorded, is_undefended
 from rayfed.evidence.attack_results import InferenceResult, summarise_inferences
+from rayfed.evidence.attack_status import closed_forms
 from rayfed.evidence.criteria import Criterion, modality_of
 from rayfed.evidence.findings import Doubt, Finding, State, cells_without_adaptive_attack, findings, worst_state
 from rayfed.evidence.rows import Row

@@ -12,29 +12,19 @@ from typing import Any
 from rayfed.analysis.audit import CLOSED_FORMS
 from rayfed.evidence.rows import Row
 
-BROKEN = "‡"
-"""Mark of a value that includes attacks that diverged or failed."""
-MEANING = f"{BROKEN}: the attack diverged or failed on some updates, so the value is no evidence for the defence"
-"""Explanation of the mark; the settings and counts follow it."""
-
 
 def closed_forms(scenario: Mapping[str, Any]) -> frozenset[str]:
     """Return the titles of a scenario's closed-form attacks, for which 'diverged' is a valid result."""
-    attacks = [one for one in scenario.get("attacks") or [] if isinstance(one, Mapping)]
-    return frozenset(str(one.get("label") or one["name"]) for one in attacks if one["name"] in CLOSED_FORMS)
+    attacks = [spec for spec in scenario.get("attacks") or [] if isinstance(spec, Mapping)]
+    return frozenset(str(spec.get("label") or spec["name"]) for spec in attacks if spec["name"] in CLOSED_FORMS)
 
 
-def unanswered(row: Row, closed: Collection[str]) -> bool:
+def has_failed(row: Row, closed: Collection[str]) -> bool:
     """Return whether the attack in a row diverged or failed; `closed` are the titles of closed-form attacks."""
     return row["status"] == "failed" or (row["status"] == "diverged" and row["attack"] not in closed)
 
 
-def counted(rows: Iterable[Row], closed: Collection[str]) -> tuple[int, int]:
+def count_failed(rows: Iterable[Row], closed: Collection[str]) -> tuple[int, int]:
     """Return the number of updates on which attacks diverged or failed, and the number of attacked updates."""
-    met = {tuple(row.get(name) for name in ("arm", "attack", "round", "victim", "repeat")): row for row in rows}
-    return sum(unanswered(row, closed) for row in met.values()), len(met)
-
-
-def of_so_many(broken: int, met: int) -> str:
-    """Format the number of failed and the number of attacked updates: `3 of 5`."""
-    return f"{broken} of {met}"
+    updates = {tuple(row.get(name) for name in ("arm", "attack", "round", "victim", "repeat")): row for row in rows}
+    return sum(has_failed(row, closed) for row in updates.values()), len(updates)

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import yaml
 
-from rayfed.analysis.idle import with_idle
 from rayfed.analysis.loading import load
 from rayfed.analysis.pareto import front
 from rayfed.analysis.recommend import Bound, bound, cost, of_worst_image, recommend, rerun
 from rayfed.analysis.settings import settings
 from rayfed.errors import UserError
+from rayfed.evidence.baseline_check import mark_idle
 from rayfed.report import recommendation
 from tests.result_fixtures import SIGMA, attacked, outcome, setting, small_run, small_sweep
 from tests.test_cli import run
@@ -220,7 +220,7 @@ def test_who_infers_nothing_without_a_defence_says_nothing_of_one(
     rows = [outcome("none", "membership", seed=seed, inferred=gain) for seed, gain in enumerate(bare)]
     rows += [outcome("noise", "membership", seed=0, inferred=behind), outcome("none", "gan", inferred=0.4)]
     rows += [outcome("other", "membership", seed=0, inferred=0.4)]
-    found = recommend(with_idle(settings(rows), {"arms": arms}), [bound("inferred<=0.1")])
+    found = recommend(mark_idle(settings(rows), {"arms": arms}), [bound("inferred<=0.1")])
     assert (found.meeting, found.chosen.title == "noise") == (meeting, bool(meeting) or behind > 0.1)
     assert ("membership" in found.refused.get("noise", "")) == (not bare or min(bare) <= 0)
 
@@ -230,7 +230,7 @@ def test_one_run_shows_that_an_attack_works_by_its_whole_interval(low: float | N
     rows = [outcome("none", "membership", seed=0, inferred=0.3, inferred_low=low)]
     rows.append(outcome("noise", "membership", seed=0, inferred=0.05, inferred_low=-0.2))
     arms = {"none": {"defences": []}, "noise": {"defences": ["gaussian"]}}
-    assert recommend(with_idle(settings(rows), {"arms": arms}), [bound("inferred<=0.1")]).meeting == meeting
+    assert recommend(mark_idle(settings(rows), {"arms": arms}), [bound("inferred<=0.1")]).meeting == meeting
 
 
 @pytest.mark.parametrize("property_gain", [-0.02, 0.3])
@@ -239,7 +239,7 @@ def test_a_bound_on_inferences_names_the_attacks_that_nothing_shows_to_work(prop
     gains |= {("noise", "membership"): 0.05, ("noise", "property"): 0.0}
     rows = [outcome(*one, seed=0, inferred=gain) for one, gain in gains.items()]
     arms = {"none": {"defences": []}, "noise": {"defences": ["gaussian"]}}
-    found = recommend(with_idle(settings(rows), {"arms": arms}), [bound("inferred<=0.1")])
+    found = recommend(mark_idle(settings(rows), {"arms": arms}), [bound("inferred<=0.1")])
     assert (found.chosen.title, found.meeting) == ("noise", 1)
     assert any(line.startswith("property: ") for line in recommendation.remarks(found)) == (property_gain < 0)
 

@@ -15,10 +15,11 @@ from rayfed.analysis.figures import grid
 from rayfed.analysis.loading import load
 from rayfed.analysis.settings import settings
 from rayfed.analysis.sweep_folder import SweepFolder
-from rayfed.analysis.twins import failures, with_twins
+from rayfed.evidence.knowledge_pairs import FailedAttack, failed_attacks, mark_outdone
 from rayfed.report.export import export
 from rayfed.report.sweep import write_sweep_report
 from rayfed.report.terminal_sweep import SweepView
+from rayfed.report.text.knowledge_pairs import failed_attack_text
 from rayfed.store.folder import RunFolder
 from tests.result_fixtures import NOON, outcome
 
@@ -30,10 +31,7 @@ SCENARIO = {
     "attacks": [{"name": "dlg", "label": name, "knowledge": known} for name, known in KNOWN.items()],
     "sweep": {"fields": {}, "repeats": 3},
 }
-TOLD = (
-    "informed did worse than blind on flip (PSNR, labels recovered), although it has more knowledge, so this attack "
-    "failed; if the defence exposes a mask (`exposed`), check that first."
-)
+FAILED = FailedAttack("informed", "blind", knows_defence=True, measures={"flip": ["psnr", "label_accuracy"]})
 
 
 def rows() -> list[dict[str, Any]]:
@@ -64,29 +62,27 @@ def sweep(tmp_path: Path) -> SweepFolder:
 
 
 def test_a_twin_that_knows_more_and_got_less_under_every_seed_is_outdone() -> None:
-    found = with_twins(settings(rows()), SCENARIO)
+    found = mark_outdone(settings(rows()), SCENARIO)
     assert {(one.arm, one.attack): set(one.outdone) for one in found if one.outdone} == {
         ("flip", "informed"): {"psnr", "label_accuracy"}
     }
-    assert failures(found) == [TOLD]
+    assert failed_attacks(found) == [FAILED]
     other = {**SCENARIO, "attacks": [{**one, "iterations": i} for i, one in enumerate(SCENARIO["attacks"])]}  # type: ignore[arg-type]
-    assert not failures(with_twins(settings(rows()), other)), "another search is no twin"
+    assert not failed_attacks(mark_outdone(settings(rows()), other)), "another search is no twin"
 
 
 def test_its_figure_is_marked_and_never_bold(sweep: SweepFolder) -> None:
     found = grid(load(sweep.url).settings())
     assert [row[2:] for row in found.rows if row[:2] == ["flip", "informed"]] == [["12.3 ± 3.8‖", "0‖"]]
     assert found.best == {(2, 2), (5, 2)}, "best of informed is noise"
-    assert "informed than blind on flip." in found.note
-    assert "verdict is inconclusive" not in found.note
     assert r"$^\|$" in export(load(sweep.url), "latex")
 
 
 def test_page_and_terminal_say_it(sweep: SweepFolder) -> None:
     page = Path(write_sweep_report(sweep)).read_text()
-    assert TOLD.replace("`", "&#96;") in page or TOLD in page
+    assert failed_attack_text(FAILED) in page
     said = StringIO()
     view = SweepView(Console(file=said, width=400), bar=False)
     view._folder = sweep.files
     view.finished(rows(), [], "report.html")
-    assert TOLD in said.getvalue()
+    assert failed_attack_text(FAILED) in said.getvalue()

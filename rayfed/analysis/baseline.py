@@ -23,10 +23,10 @@ from typing import Any, Literal
 import numpy as np
 
 from rayfed.analysis.gate import Played, State, uncomputed
-from rayfed.analysis.paired import holm
 from rayfed.analysis.settings import INAPPLICABLE
-from rayfed.analysis.unanswered import unanswered
+from rayfed.evidence.attack_status import has_failed
 from rayfed.evidence.methods import closed_forms
+from rayfed.evidence.paired import holm
 from rayfed.evidence.rows import Row, labels_given
 from rayfed.evidence.verdicts import criterion_of
 from rayfed.metrics.known import METRICS
@@ -61,7 +61,7 @@ def updates(played: Played, metrics: Sequence[str], arms: Sequence[str]) -> list
             continue
         key = row["arm"], (row["round"], row["batch_size"], row["victim"])
         lacks = any(uncomputed(row, METRICS[name]) for name in metrics)
-        if row["status"] not in (INAPPLICABLE, UNPLAYED) and not unanswered(row, closed) and not lacks:
+        if row["status"] not in (INAPPLICABLE, UNPLAYED) and not has_failed(row, closed) and not lacks:
             most = allowed.get(row["attack"]) or row.get("iterations") or 0  # some attacks stop early
             repeats = answered.setdefault(key, {}).setdefault(row["attack"], {})
             repeats[row["repeat"]] = max(most, repeats.get(row["repeat"], 0))

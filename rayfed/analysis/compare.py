@@ -8,9 +8,10 @@ from typing import Any
 
 from rayfed.analysis.loading import Results
 from rayfed.analysis.outcomes import yaml_line
-from rayfed.analysis.paired import NO_PAIRS, Paired, paired
 from rayfed.analysis.settings import Setting
 from rayfed.errors import UserError
+from rayfed.evidence.paired import PairedDifference, compare_pairs
+from rayfed.report.text.paired import NO_PAIRS
 from rayfed.store import exits
 
 _NO_MATTER = ("name", "output")
@@ -51,7 +52,7 @@ class Comparison:
     differences: list[Difference]
     warnings: list[str]
     """Reasons why results are not fully comparable."""
-    paired: list[Paired]
+    paired: list[PairedDifference]
     """Differences of arms on the same victims or seeds, to the first arm or the requested one."""
     unpaired: str
     """Reason why there are no paired differences; empty if there may be some."""
@@ -88,7 +89,7 @@ def compare(results: Sequence[Results], against: str | None = None) -> Compariso
     if reasons:
         reason = f"not compared as pairs, because {' and '.join(reasons)}"
         return Comparison(names, found, found_different, warnings, [], reason)
-    pairs = paired(groups, against)
+    pairs = compare_pairs(groups, against)
     reason = "" if any(one.pairs > 1 for one in pairs) else NO_PAIRS
     return Comparison(names, found, found_different, warnings, pairs, reason)
 

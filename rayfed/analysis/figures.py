@@ -10,11 +10,11 @@ from math import floor, isfinite, isinf, log10
 from rayfed.analysis.formats import NONE, duration, size
 from rayfed.analysis.promises import mixed
 from rayfed.analysis.settings import UNFINISHED, Estimate, Setting, of_attacks, of_rebuilt
-from rayfed.analysis.unanswered import BROKEN, MEANING, of_so_many
 from rayfed.errors import UserError, nearest
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.metrics.measures import JUDGED, MEASURES, extreme_of
 from rayfed.privacy.printing import at_most, raised
+from rayfed.report.text.marks import FAILED, FAILED_LEGEND, count_text
 
 SHOWN = (
     "test_accuracy",
@@ -225,7 +225,7 @@ def marked(name: str, one: Setting) -> str:
     if estimate is None or not of_attacks(name):
         return text
     known = OUTDONE if name in one.outdone else UNPROVEN * one.doubted(name)
-    return f"{text}{known}{PARTLY * _doubted_in_part(name, one)}{BROKEN * bool(one.unanswered[0])}"
+    return f"{text}{known}{PARTLY * _doubted_in_part(name, one)}{FAILED * bool(one.unanswered[0])}"
 
 
 def _doubted_in_part(name: str, one: Setting) -> bool:
@@ -323,9 +323,9 @@ def notes_on_marks(settings: Sequence[Setting], shown: Sequence[str]) -> list[st
             f"{OUTDONE}: an attacker with more knowledge reconstructed less, so that attack failed: {'; '.join(less)}."
         )
     if any(of_attacks(name) for name in shown):
-        broken = {f"{each.title} under {each.attack} on {of_so_many(*each.unanswered)}": each for each in settings}
+        broken = {f"{each.title} under {each.attack} on {count_text(*each.unanswered)}": each for each in settings}
         if named := [words for words, each in broken.items() if each.unanswered[0]]:
-            notes.append(f"{MEANING}: {'; '.join(named)}.")
+            notes.append(f"{FAILED_LEGEND}: {'; '.join(named)}.")
     return notes
 
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rayfed import reasons
 from rayfed.analysis.formats import duration
-from rayfed.analysis.unanswered import unanswered
 from rayfed.errors import UserError, nearest
 from rayfed.evidence.arms import arm_names, arm_spec, attack_knowledge, is_recorded, is_undefended
+from rayfed.evidence.attack_status import has_failed
 from rayfed.evidence.criteria import Criterion
 from rayfed.evidence.labels import LUCK, named
 from rayfed.evidence.membership import RATES, Roc, compute_roc
@@ -528,7 +528,7 @@ class Played:
 
     def _has_result(self, bound: Bound, row: Row) -> bool:
         if bound.name == IDENTITY:
-            return row.get(TOP_1.name) is not None and not unanswered(row, self._closed)
+            return row.get(TOP_1.name) is not None and not has_failed(row, self._closed)
         return row["status"] == "ok" and bool(row["scores"])
 
     @cached_property

@@ -12,17 +12,28 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from rayfed.analysis import idle, outcomes, paired, pareto, settings, twins, victims
+from rayfed.analysis import outcomes, pareto, settings
 from rayfed.analysis.notebook import html
 from rayfed.analysis.pictures import Picture
 from rayfed.analysis.settings import Setting
 from rayfed.analysis.sweep_folder import SweepFolder, is_sweep
 from rayfed.errors import RunError, nearest
 from rayfed.evidence.arms import arm_names
+from rayfed.evidence.baseline_check import mark_idle
+from rayfed.evidence.knowledge_pairs import mark_outdone
 from rayfed.evidence.methods import closed_forms
+from rayfed.evidence.paired import (
+    PairedDifference,
+    PairGroup,
+    compare_pairs,
+    group_by_seed,
+    group_by_victim,
+    paired_table,
+)
 from rayfed.evidence.rows import Row, measured
 from rayfed.evidence.success import CURVE_METRICS, AttackGroup, group_by_attack, success_curve, success_table
 from rayfed.evidence.verdicts import VERDICTS, RunEvidence, Verdict, read_evidence
+from rayfed.evidence.victims import Victim, estimate_over_victims, victims_by_attack
 from rayfed.store import exits
 from rayfed.store.finding import Finding
 from rayfed.store.folder import RunFolder
@@ -86,19 +97,19 @@ class Results(ABC):
     def settings(self, source: str = "") -> list[settings.Setting]:
         """Return the outcomes grouped by arm, attack and swept values, with intervals over repeats."""
         found = settings.settings(self.outcomes().to_pylist(), self.fields, source, self.scenario)
-        return idle.with_idle(twins.with_twins(found, self.scenario), self.scenario)
+        return mark_idle(mark_outdone(found, self.scenario), self.scenario)
 
     @abstractmethod
     def with_intervals(self) -> list[Setting]:
         """Return the settings with intervals: over repeats, or over the attacked clients of a single run."""
 
     @abstractmethod
-    def groups(self, source: str = "") -> list[paired.Group]:
+    def groups(self, source: str = "") -> list[PairGroup]:
         """Return the values to pair between arms: by victim for a run, by seed for a sweep."""
 
-    def paired(self, against: str | None = None) -> list[paired.Paired]:
+    def paired(self, against: str | None = None) -> list[PairedDifference]:
         """Return paired differences of all arms from the reference arm `against`, by default the first arm."""
-        return paired.paired(self.groups(), against)
+        return compare_pairs(self.groups(), against)
 
     def front(
         self, leakage: str, utility: str, cost: str | None = None, attack: str | None = None
@@ -171,7 +182,7 @@ class Run(Results):
         if name == SUCCESS:
             return self.success_rates()
         if name == PAIRED:
-            return paired.paired_table(self.paired())
+            return paired_table(self.paired())
         if name == VERDICTS:
             return table_from(self.evidence().rows, Finding)
         return (
@@ -195,16 +206,16 @@ class Run(Results):
 
     def with_intervals(self) -> list[Setting]:
         """Return the settings with intervals over the attacked clients."""
-        return victims.over_victims(self.settings(), self._victims())
+        return estimate_over_victims(self.settings(), self._victims())
 
-    def groups(self, source: str = "") -> list[paired.Group]:
+    def groups(self, source: str = "") -> list[PairGroup]:
         """Return the values to pair between arms, by victim (attacked client)."""
-        return paired.of_victims(self._victims(), self.settings(), source)
+        return group_by_victim(self._victims(), self.settings(), source)
 
-    def _victims(self) -> dict[tuple[str, str], dict[int, victims.Victim]]:
+    def _victims(self) -> dict[tuple[str, str], dict[int, Victim]]:
         attacks, inferences = self.attacks.to_pylist(), self.inferences.to_pylist()
         arms, closed = arm_names(self.scenario, attacks, inferences), closed_forms(self.scenario)
-        return victims.victims(attacks, inferences, arms, closed)
+        return victims_by_attack(attacks, inferences, arms, closed)
 
     def _groups(self) -> list[AttackGroup]:
         return group_by_attack(self.attacks.to_pylist())
@@ -260,16 +271,16 @@ class Sweep(Results):
         """Return outcomes, success rates or paired differences as an Arrow table. Raises `RunError` for other names."""
         self._check(name)
         if name == PAIRED:
-            return paired.paired_table(self.paired())
+            return paired_table(self.paired())
         return self.success_rates() if name == SUCCESS else SweepFolder(self.folder).outcomes()
 
     def with_intervals(self) -> list[Setting]:
         """Return the settings with intervals over repeats."""
         return self.settings()
 
-    def groups(self, source: str = "") -> list[paired.Group]:
+    def groups(self, source: str = "") -> list[PairGroup]:
         """Return the values to pair between arms, by seed."""
-        return paired.of_seeds(self.settings(source))
+        return group_by_seed(self.settings(source))
 
     def _groups(self) -> list[AttackGroup]:
         """Return the rows of `attacks` grouped by setting and attack, over all repeats."""

@@ -12,10 +12,10 @@ from typing import Any
 import pyarrow as pa
 
 from rayfed.analysis.settings import INAPPLICABLE, estimate
-from rayfed.analysis.unanswered import counted
 from rayfed.documents import yaml_flow
 from rayfed.evidence.arms import arm_and_opponent, arm_names, arm_spec, is_undefended
 from rayfed.evidence.attack_results import InferenceResult, Leakage, summarise_inferences, summarise_leakage
+from rayfed.evidence.attack_status import count_failed
 from rayfed.evidence.findings import explains, findings, worst_state
 from rayfed.evidence.methods import closed_forms
 from rayfed.evidence.rows import Row, code_given
@@ -74,7 +74,7 @@ def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
         ]
         for one in met:
             place = arm.name, one["attack"]
-            one["without_result"], one["attacked"] = counted(
+            one["without_result"], one["attacked"] = count_failed(
                 [*by_leak.get(place, []), *by_claim.get(place, [])], closed
             )
         found += [row | {"attack": None} | one for one in met or [{}]]

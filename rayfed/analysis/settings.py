@@ -82,9 +82,9 @@ class Setting:
     rows: list[Row]
     """Outcomes of the repeats."""
     outdone: Mapping[str, str] = field(default_factory=dict)
-    """By measure, an attack with less knowledge and a better result: this attack failed (`rayfed.analysis.twins`)."""
+    """By measure, an attack with less knowledge and a better result: it failed (`rayfed.evidence.knowledge_pairs`)."""
     idle: bool = False
-    """Whether no undefended arm shows that the attack infers more than chance (`rayfed.analysis.idle`)."""
+    """Whether no undefended arm shows that the attack infers more than chance (`rayfed.evidence.baseline_check`)."""
 
     @property
     def title(self) -> str:

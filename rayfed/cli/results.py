@@ -224,7 +224,7 @@ def compare(
         from rayfed.analysis import compare as comparison
         from rayfed.analysis.figures import grid
         from rayfed.analysis.loading import load
-        from rayfed.analysis.paired import paired_grid
+        from rayfed.report.text.paired import paired_grid
         from rayfed.report.words import sweep_verdicts
 
         found = comparison.compare([load(run) for run in runs], against)

@@ -299,9 +299,9 @@ def validate(scenario: ScenarioFile, changes: Set = None, debug: Debug = False) 
         if loaded.sweep:
             settings = loaded.sweep.samples or len(trials) // loaded.sweep.repeats
             print(f"  sweep: {settings} settings ({loaded.sweep.search}), {loaded.sweep.repeats} repeats per setting")
-            from rayfed.analysis.paired import out_of_reach
+            from rayfed.report.text.paired import few_pairs_text
 
-            if loaded.sweep.repeats > 1 and (said := out_of_reach(loaded.sweep.repeats, 1)):
+            if loaded.sweep.repeats > 1 and (said := few_pairs_text(loaded.sweep.repeats, 1)):
                 print(f"  two arms paired by seed: {said}; more arms need more repeats")
         print(f"  attacks: {', '.join(a.title for a in loaded.attacks) or 'none'}")
         for line in small:

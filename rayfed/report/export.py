@@ -14,12 +14,13 @@ import pyarrow as pa
 from rayfed.analysis.figures import OUTDONE, PARTLY, UNPROVEN, USELESS, Grid, grid
 from rayfed.analysis.formats import NONE
 from rayfed.analysis.loading import OUTCOMES, PAIRED, Results
-from rayfed.analysis.paired import NO_PAIRS, paired_grid, paired_table
-from rayfed.analysis.unanswered import BROKEN
 from rayfed.errors import UserError, nearest
+from rayfed.evidence.paired import paired_table
 from rayfed.evidence.rows import Row
 from rayfed.privacy.printing import at_least, at_most
 from rayfed.report.caption import label, played
+from rayfed.report.text.marks import FAILED
+from rayfed.report.text.paired import NO_PAIRS, paired_grid
 from rayfed.store.schemas import TABLES
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ _LATEX = str.maketrans(
         UNPROVEN: r"$^\dagger$",
         PARTLY: r"$^\P$",
         OUTDONE: r"$^\|$",
-        BROKEN: r"$^\ddagger$",
+        FAILED: r"$^\ddagger$",
         USELESS: r"$^\S$",
         "\n": " ",
     }

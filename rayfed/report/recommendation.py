@@ -8,9 +8,9 @@ from rayfed.analysis.figures import CUT, SINGLE, said, said_with_interval
 from rayfed.analysis.formats import NONE
 from rayfed.analysis.recommend import SIMULATED, BoundCheck, Recommendation
 from rayfed.analysis.settings import Estimate, Setting
-from rayfed.analysis.unanswered import of_so_many
 from rayfed.metrics.measures import MEASURES
 from rayfed.privacy.printing import at_most, caution
+from rayfed.report.text.marks import count_text
 
 _NAMED = 3
 """Maximum number of settings that a remark lists."""
@@ -83,7 +83,7 @@ def _of_evidence(found: Recommendation, chosen: Setting) -> list[str]:
         broken = {one.attack: one.unanswered for one in found.chosen.settings if one.unanswered[0]}
         for attack, counts in broken.items():
             lines.append(
-                f"{attack}: diverged or failed on {of_so_many(*counts)} updates. The result may underestimate leakage."
+                f"{attack}: diverged or failed on {count_text(*counts)} updates. The result may underestimate leakage."
             )
     if any(check.setting and check.estimate is None for check in found.chosen.checks):
         lines.append("Updates are hidden from these attacks. The sum of the updates was not attacked.")

@@ -13,11 +13,7 @@ from typing import Any
 
 from rayfed.analysis.formats import share
 from rayfed.analysis.outcomes import outcomes
-from rayfed.analysis.paired import of_victims, paired, paired_grid
 from rayfed.analysis.settings import settings
-from rayfed.analysis.twins import failures, with_twins
-from rayfed.analysis.unanswered import counted, of_so_many
-from rayfed.analysis.victims import victims
 from rayfed.evidence.arms import arm_names
 from rayfed.evidence.attack_results import (
     InferenceResult,
@@ -26,15 +22,19 @@ from rayfed.evidence.attack_results import (
     summarise_inferences,
     summarise_leakage,
 )
+from rayfed.evidence.attack_status import count_failed
 from rayfed.evidence.bayesian_criteria import check_criteria
 from rayfed.evidence.criteria import Criterion, noun_of
+from rayfed.evidence.knowledge_pairs import failed_attacks, mark_outdone
 from rayfed.evidence.label_mix import LabelMix, compute_label_mix
 from rayfed.evidence.methods import closed_forms
+from rayfed.evidence.paired import compare_pairs, group_by_victim
 from rayfed.evidence.proved_bounds import BoundComparison, attacks_without_bound, compare_bounds, nontrivial_comparisons
 from rayfed.evidence.robustness import robustness_matrix
-from rayfed.evidence.rows import Row, distortions, measured
+from rayfed.evidence.rows import Row, distortions, group_rows, measured
 from rayfed.evidence.training import ArmSummary, add_virtual_time, summarise_arms
 from rayfed.evidence.verdicts import VERDICTS, closest, criterion_of, read_evidence, write_verdicts
+from rayfed.evidence.victims import victims_by_attack
 from rayfed.metrics.base import Metric
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.top import TOP, chance
@@ -48,7 +48,10 @@ from rayfed.report.samples import Samples, shown
 from rayfed.report.success_plots import success_rates
 from rayfed.report.svg import Chart, svg
 from rayfed.report.text.attacks import threshold_text
+from rayfed.report.text.knowledge_pairs import failed_attack_text
+from rayfed.report.text.marks import count_text
 from rayfed.report.text.next_step import next_step_text
+from rayfed.report.text.paired import paired_grid
 from rayfed.report.text.verdicts import guess, headline, rates
 from rayfed.report.verdict_table import verdict_table
 from rayfed.store import exits
@@ -196,24 +199,25 @@ def _leakage(
     leaks, claims = summarise_leakage(attacks, names, thresholds), summarise_inferences(inferences, names)
     guesses: list[Leakage | InferenceResult] = [*leaks, *claims]
     closed = closed_forms(scenario)
-    broken = {met: counted([r for r in attacks if (r["arm"], r["attack"]) == met], closed) for met in map(_met, leaks)}
+    broken = {key: count_failed(rows, closed) for key, rows in group_rows(attacks, "arm", "attack").items()}
     of_arms = [row | {"verdict": states.get(row["arm"], row["verdict"])} for row in outcomes(folder)]
-    met = with_twins(settings(of_arms), scenario)
+    met = mark_outdone(settings(of_arms), scenario)
     explorer = explore(answered(met))
-    leading, groups = leading_metric(attacks), of_victims(victims(attacks, inferences, names, closed), met)
+    leading = leading_metric(attacks)
+    pair_groups = group_by_victim(victims_by_attack(attacks, inferences, names, closed), met)
     scored = sorted((leak for leak in leaks if any(leak.scores.values())), key=lambda leak: _far(leak, leading))
     pairs = _pairs(folder, explorer, attacks, samples, worst)
     return {
         "samples": samples,
         "explorer": explorer,
-        "failures": failures(met),
+        "failures": [failed_attack_text(one) for one in failed_attacks(met)],
         "pairs": pairs,
         "hidden": max(sum(leak.images for leak in leaks) - len(pairs), 0),
         "strips": strips(folder, samples, worst),
         "passages": passages(folder, attacks, samples, worst),
         "leaks": leaks,
-        "broken": {met: of_so_many(*counts) for met, counts in broken.items() if counts[0]},
-        "paired": paired_grid([one for one in paired(groups) if one.measure in (leading, "inferred")]),
+        "broken": {key: count_text(*counts) for key, counts in broken.items() if counts[0]},
+        "paired": paired_grid([one for one in compare_pairs(pair_groups) if one.measure in (leading, "inferred")]),
         "claims": claims,
         "inference_metrics": INFERRED,
         "made": made(folder, {(claim.arm, claim.attack) for claim in claims if claim.metric == "class_share"}, samples),
@@ -277,10 +281,6 @@ def silences(guesses: Sequence[Leakage | InferenceResult], arms: Sequence[str]) 
         where = f"all {len(met)} arms" if len(met) == len(arms) > 1 else ", ".join(met)
         found.append(Silence(status, reason, ", ".join(attacks), where, sum(count for _, count in group)))
     return sorted(found, key=lambda one: -one.batches)
-
-
-def _met(leak: Leakage) -> tuple[str, str]:
-    return leak.arm, leak.attack
 
 
 def _first_and_last(rows: Sequence[Row]) -> list[Row]:

@@ -10,15 +10,14 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from rayfed.analysis.labels import by_batch_size
-from rayfed.analysis.paired import of_seeds, paired, paired_grid
 from rayfed.analysis.settings import Setting, settings
 from rayfed.analysis.sweep_folder import SweepFolder
-from rayfed.analysis.twins import failures, with_twins
 from rayfed.errors import noting_errors
 from rayfed.evidence.arms import arm_names
 from rayfed.evidence.criteria import Criterion, noun_of
+from rayfed.evidence.knowledge_pairs import failed_attacks, mark_outdone
 from rayfed.evidence.label_mix import compute_label_mix
+from rayfed.evidence.paired import compare_pairs, group_by_seed
 from rayfed.evidence.rows import Row, measured
 from rayfed.evidence.spread import Spread, measure_spread
 from rayfed.evidence.verdicts import closest, criterion_of
@@ -29,6 +28,9 @@ from rayfed.report.page import flat, optional_document, write_page
 from rayfed.report.pictures import SHOWN, Pair, key, most_leaked, pictures, strips, within
 from rayfed.report.samples import Samples, of_sweep
 from rayfed.report.sweep_plots import curves
+from rayfed.report.text.batch_sizes import label_grid
+from rayfed.report.text.knowledge_pairs import failed_attack_text
+from rayfed.report.text.paired import paired_grid
 from rayfed.report.text.verdicts import guess
 from rayfed.store import exits
 from rayfed.store.folder import SCENARIO
@@ -82,7 +84,7 @@ def _contents(sweep: SweepFolder) -> dict[str, Any]:
     """Return the variables of the template."""
     scenario, fields, rows = sweep.scenario, sweep.fields, sweep.outcomes().to_pylist()
     unfinished = [row for row in rows if row["status"] != "finished"]
-    found = with_twins(settings(rows, fields, scenario=scenario), scenario)
+    found = mark_outdone(settings(rows, fields, scenario=scenario), scenario)
     preferred = [name for name in scenario["sweep"].get("objectives") or PREFERRED if name in MEASURES]
     explorer = explore(found, unfinished, fields, [*preferred, *PREFERRED])
     arms = arm_names(scenario, rows)
@@ -105,6 +107,7 @@ def _contents(sweep: SweepFolder) -> dict[str, Any]:
     machine = optional_document(sweep.files, "environment.json") or optional_document(first, "environment.json")
     classes = mix.classes if mix else {}
     shown = within(every, IMAGES)
+    pairs = compare_pairs(group_by_seed(found))
     return {
         "name": str(scenario.get("name", sweep.files.name)),
         "status": exits.status(sweep.files),
@@ -112,7 +115,7 @@ def _contents(sweep: SweepFolder) -> dict[str, Any]:
         "arm_names": arms,
         "verdicts": words.sweep_verdicts(found),
         "unplayed": words.unplayed(exits.status(sweep.files)),
-        "failures": failures(found),
+        "failures": [failed_attack_text(one) for one in failed_attacks(found)],
         "statements": words.of_sweep(
             found, (told.title, told.row) if told else None, criterion, classes if samples.truth else None, arms
         ),
@@ -126,8 +129,8 @@ def _contents(sweep: SweepFolder) -> dict[str, Any]:
         "worst": worst,
         "strips": on_the_way,
         "explorer": explorer,
-        "paired": paired_grid([one for one in paired(of_seeds(found)) if one.measure in (explorer.x, explorer.y)]),
-        "labels": by_batch_size(found),
+        "paired": paired_grid([one for one in pairs if one.measure in (explorer.x, explorer.y)]),
+        "labels": label_grid(found),
         "pairs": shown,
         "hidden": sum(map(len, every)) - len(shown),
         "class_names": classes,

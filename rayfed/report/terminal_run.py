@@ -16,11 +16,11 @@ from rich.text import Text
 
 from rayfed.analysis.outcomes import outcomes
 from rayfed.analysis.settings import settings
-from rayfed.analysis.twins import failures, with_twins
 from rayfed.errors import noting_errors
 from rayfed.evidence.arms import arm_names
 from rayfed.evidence.attack_results import summarise_inferences
 from rayfed.evidence.criteria import modality_of
+from rayfed.evidence.knowledge_pairs import failed_attacks, mark_outdone
 from rayfed.evidence.proved_bounds import attacks_without_bound, closest_comparisons, compare_bounds
 from rayfed.evidence.robustness import robustness_matrix
 from rayfed.evidence.rows import distortions
@@ -41,6 +41,7 @@ from rayfed.report.terminal_results import (
     summary_of_attack,
 )
 from rayfed.report.terminal_rounds import RoundLines
+from rayfed.report.text.knowledge_pairs import failed_attack_text
 from rayfed.report.text.next_step import next_step_text
 from rayfed.report.text.proved_bounds import comparison_text
 from rayfed.report.time_left import TimeLeft
@@ -363,8 +364,8 @@ class RunView:
             for line in results_text.legend(rows, self._attacks, criterion):
                 self.say(line)
             if self._folder and not self._brief:
-                for sentence in failures(with_twins(settings(outcomes(self._folder)), self._scenario)):
-                    self.say(sentence)
+                for failed in failed_attacks(mark_outdone(settings(outcomes(self._folder)), self._scenario)):
+                    self.say(failed_attack_text(failed))
         if any(row["metric"] == "auc" for row in self._inferences):
             self.say(results_text.AUC)
 

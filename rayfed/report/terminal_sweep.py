@@ -15,15 +15,16 @@ from rich.text import Text
 
 from rayfed.analysis.figures import heading, mark, marked, notes_on_marks
 from rayfed.analysis.formats import NONE, duration, share
-from rayfed.analysis.labels import by_batch_size
 from rayfed.analysis.pareto import front
 from rayfed.analysis.promises import mixed
 from rayfed.analysis.settings import Estimate, Setting, by_values, settings, strongest
 from rayfed.analysis.sweep_folder import SweepFolder
-from rayfed.analysis.twins import failures, with_twins
 from rayfed.errors import noting_errors
+from rayfed.evidence.knowledge_pairs import failed_attacks, mark_outdone
 from rayfed.metrics.measures import JUDGED
 from rayfed.report.samples import warning
+from rayfed.report.text.batch_sizes import label_grid
+from rayfed.report.text.knowledge_pairs import failed_attack_text
 from rayfed.report.text.lists import MAX_NAMES
 from rayfed.store.finding import State
 
@@ -124,7 +125,7 @@ class SweepView:
 
     def _say_settings(self, rows: Sequence[dict[str, Any]], fields: Sequence[str]) -> None:
         scenario = SweepFolder(self._folder).scenario if self._folder else None
-        found = with_twins(settings(rows, fields, scenario=scenario), scenario or {})
+        found = mark_outdone(settings(rows, fields, scenario=scenario), scenario or {})
         found.sort(key=lambda one: _mean(one.measures.get("psnr")))
         shown = [name for name in _COLUMNS if any(name in s.measures for s in found)]
         self._say(_table(found, shown))
@@ -136,8 +137,8 @@ class SweepView:
             self._say(f"note: {unlike}", markup=False)
         self._labels(found)
         self._front(found)
-        for sentence in failures(found):
-            self._say(sentence, markup=False)
+        for failed in failed_attacks(found):
+            self._say(failed_attack_text(failed), markup=False)
         if self._failed:
             self._say(f"{self._failed} trial{'s' * (self._failed != 1)} failed; errors are in outcomes.parquet")
         if self._folder is not None and (bounds := [_BOUNDS[name] for name in shown if name in _BOUNDS]):
@@ -150,7 +151,7 @@ class SweepView:
 
     def _labels(self, found: Sequence[Setting]) -> None:
         """Print the share of recovered labels by batch size, if there are several batch sizes."""
-        if (labels := by_batch_size(found)) is None:
+        if (labels := label_grid(found)) is None:
             return
         table = Table(*labels.headings, title="labels recovered", title_justify="left", box=SIMPLE)
         for row in sorted(labels.rows):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rayfed.analysis.labels import by_batch_size
-from rayfed.analysis.settings import settings
+from rayfed.evidence.settings import settings
 from tests.result_fixtures import BATCH, outcome
 
 NEAR = (0.12345678, 0.12345679)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rayfed.analysis.pareto import ParetoFront, front, strongest
-from rayfed.analysis.settings import Setting
 from rayfed.errors import UserError
+from rayfed.evidence.pareto import ParetoFront, front, strongest
+from rayfed.evidence.settings import Setting
 from tests.result_fixtures import setting
 
 

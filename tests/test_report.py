@@ -16,9 +16,9 @@ import yaml
 from matplotlib.figure import Figure
 
 from rayfed.analysis import formats, summary
-from rayfed.analysis.outcomes import outcomes
 from rayfed.analysis.verdicts import verdicts
 from rayfed.errors import RunError
+from rayfed.evidence.outcomes import outcomes
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.report import plots, words
 from rayfed.report.page import code, environment

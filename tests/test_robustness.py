@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from rayfed.analysis.robustness import matrix
-from rayfed.analysis.settings import settings
 from rayfed.analysis.summary import arm_and_opponent
+from rayfed.evidence.settings import settings
 from tests.result_fixtures import outcome
 
 SCENARIO = {"arms": {"dp": {}, "dp vs": {}, "a vs b": {}}, "opponents": {"flip": {}, "c vs d": {}}}

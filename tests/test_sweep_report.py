@@ -13,10 +13,10 @@ import pytest
 from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
-from rayfed.analysis.settings import settings
 from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.analysis.verdicts import criterion_of
 from rayfed.cli import app
+from rayfed.evidence.settings import settings
 from rayfed.report import words
 from rayfed.report.pictures import Pair, within
 from rayfed.report.sweep import IMAGES, write_sweep_report

@@ -11,14 +11,14 @@ import pytest
 import yaml
 from rich.console import Console
 
-from rayfed.analysis.figures import grid
 from rayfed.analysis.loading import load
-from rayfed.analysis.settings import settings
 from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.analysis.twins import failures, with_twins
+from rayfed.evidence.settings import settings
 from rayfed.report.export import export
 from rayfed.report.sweep import write_sweep_report
 from rayfed.report.terminal_sweep import SweepView
+from rayfed.report.text.tables import grid
 from rayfed.store.folder import RunFolder
 from tests.result_fixtures import NOON, outcome
 

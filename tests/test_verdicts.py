@@ -16,7 +16,6 @@ from rayfed import scenario as scenarios
 from rayfed.analysis import summary
 from rayfed.analysis.loading import Run, load
 from rayfed.analysis.membership import Roc, in_words
-from rayfed.analysis.outcomes import outcomes, with_verdicts
 from rayfed.analysis.summary import ArmSummary
 from rayfed.analysis.verdicts import (
     closest,
@@ -27,6 +26,7 @@ from rayfed.analysis.verdicts import (
     verdicts_table,
 )
 from rayfed.evidence.criteria import Missing
+from rayfed.evidence.outcomes import outcomes, with_verdicts
 from rayfed.metrics.roc import Estimate
 from rayfed.reasons import Reason
 from rayfed.report import words

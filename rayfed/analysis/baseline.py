@@ -24,10 +24,10 @@ import numpy as np
 
 from rayfed.analysis.gate import Played, State, uncomputed
 from rayfed.analysis.paired import holm
-from rayfed.analysis.settings import INAPPLICABLE
 from rayfed.analysis.unanswered import closed_forms, unanswered
 from rayfed.analysis.verdicts import criterion_of
 from rayfed.evidence.rows import Row, labels_given
+from rayfed.evidence.settings import INAPPLICABLE
 from rayfed.metrics.known import METRICS
 from rayfed.store.schemas import UNPLAYED
 

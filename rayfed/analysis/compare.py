@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from rayfed.analysis.loading import Results
-from rayfed.analysis.outcomes import yaml_line
 from rayfed.analysis.paired import NO_PAIRS, Paired, paired
-from rayfed.analysis.settings import Setting
 from rayfed.errors import UserError
+from rayfed.evidence.outcomes import yaml_line
+from rayfed.evidence.settings import Setting
 from rayfed.store import exits
 
 _NO_MATTER = ("name", "output")

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
-from rayfed.analysis.figures import OF_TWO, SINGLE, Grid, cell
 from rayfed.analysis.formats import NONE
-from rayfed.analysis.settings import Estimate, Setting, estimate
+from rayfed.evidence.settings import Estimate, Setting, estimate
+from rayfed.report.text.figures import cell_text
+from rayfed.report.text.tables import OF_TWO, SINGLE, Grid
 
 _MEASURE = "label_accuracy"
 
@@ -34,7 +35,7 @@ def by_batch_size(settings: Sequence[Setting]) -> Grid | None:
     sizes = sorted(set().union(*(known for _, known in by_size)))
     table = []
     for one, known in by_size:
-        table.append([one.title, str(one.attack), *(cell(_MEASURE, known.get(size)) for size in sizes)])
+        table.append([one.title, str(one.attack), *(cell_text(_MEASURE, known.get(size)) for size in sizes)])
     repeats = max(each.n for _, known in by_size for each in known.values())
     of_more = f"Mean and half the 95 % interval over up to {repeats} repeats."
     note = SINGLE if repeats == 1 else OF_TWO.format("repeats") if repeats == 2 else of_more

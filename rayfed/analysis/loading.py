@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from rayfed.analysis import idle, outcomes, paired, pareto, settings, success, summary, twins, victims
+from rayfed.analysis import idle, paired, success, summary, twins, victims
 from rayfed.analysis.notebook import html
 from rayfed.analysis.pictures import Picture
-from rayfed.analysis.settings import Setting
 from rayfed.analysis.sweep_folder import SweepFolder, is_sweep
 from rayfed.analysis.unanswered import closed_forms
 from rayfed.analysis.verdicts import Verdict, verdicts, verdicts_table
 from rayfed.errors import RunError, nearest
+from rayfed.evidence import outcomes, pareto, settings
 from rayfed.evidence.rows import Row, measured
+from rayfed.evidence.settings import Setting
+from rayfed.report.text.outcomes import with_reason_texts
+from rayfed.report.text.settings import UNFINISHED
 from rayfed.store import exits
 from rayfed.store.folder import RunFolder
 from rayfed.store.schemas import TABLES, image_key
@@ -101,7 +104,7 @@ class Results(ABC):
     def front(
         self, leakage: str, utility: str, cost: str | None = None, attack: str | None = None
     ) -> pareto.ParetoFront:
-        """Return the Pareto front of the settings; see `rayfed.analysis.pareto.front`."""
+        """Return the Pareto front of the settings; see `rayfed.evidence.pareto.front`."""
         return pareto.front(self.settings(), leakage, utility, cost, attack)
 
     def success_rates(self, *metrics: str, thresholds: Sequence[float] | None = None) -> pa.Table:
@@ -175,16 +178,14 @@ class Run(Results):
             return verdicts_table(
                 self.scenario, self.attacks.to_pylist(), arms, self._finished, self.inferences.to_pylist()
             )
-        return (
-            outcomes.outcomes_table(outcomes.outcomes(self.folder))
-            if name == OUTCOMES
-            else self.folder.read_table(name)
-        )
+        if name == OUTCOMES:
+            return outcomes.outcomes_table(with_reason_texts(outcomes.outcomes(self.folder)))
+        return self.folder.read_table(name)
 
     @property
     def unfinished(self) -> str:
         """Return a sentence on a run that did not finish; empty for a finished run."""
-        return "" if exits.over(self.status) or not self.status else settings.UNFINISHED
+        return "" if exits.over(self.status) or not self.status else UNFINISHED
 
     def verdicts(self) -> list[Verdict]:
         """Return the verdict on each arm with a sentence, as in the report and the terminal."""

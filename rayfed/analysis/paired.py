@@ -16,13 +16,15 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from rayfed.analysis.figures import SHOWN, UNPROVEN, Grid, heading
 from rayfed.analysis.formats import NONE
-from rayfed.analysis.settings import Setting, estimate, of_attacks, of_rebuilt
 from rayfed.analysis.unanswered import BROKEN
 from rayfed.analysis.victims import Victim
 from rayfed.errors import UserError, nearest
+from rayfed.evidence.figures import SHOWN
+from rayfed.evidence.settings import Setting, estimate, of_attacks, of_rebuilt
 from rayfed.metrics.measures import MEASURES
+from rayfed.report.text.figures import UNPROVEN, heading
+from rayfed.report.text.tables import Grid
 
 NO_PAIRS = "not compared as pairs: no attack was run on two common victims or seeds of two arms"
 _ROUNDING = 1e-9

@@ -12,9 +12,9 @@ from math import sqrt
 from typing import Any
 
 from rayfed.analysis import summary
-from rayfed.analysis.settings import CONFIDENCE, Estimate, Setting, pair_of
 from rayfed.analysis.unanswered import unanswered
 from rayfed.evidence.rows import Row
+from rayfed.evidence.settings import CONFIDENCE, Estimate, Setting, pair_of
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.measures import JUDGED, MEASURES
 from rayfed.metrics.roc import share

@@ -14,11 +14,9 @@ from typing import Any
 from rayfed.analysis import summary
 from rayfed.analysis.criteria import criteria
 from rayfed.analysis.formats import share
-from rayfed.analysis.outcomes import outcomes
 from rayfed.analysis.paired import of_victims, paired, paired_grid
 from rayfed.analysis.proved import Comparison, comparisons, telling, uncovered
 from rayfed.analysis.robustness import matrix
-from rayfed.analysis.settings import settings
 from rayfed.analysis.summary import ArmSummary, Claim, Leak
 from rayfed.analysis.twins import failures, with_twins
 from rayfed.analysis.unanswered import closed_forms, counted, of_so_many
@@ -26,7 +24,9 @@ from rayfed.analysis.verdicts import closest, criterion_of, guess, headline, nex
 from rayfed.analysis.victims import victims
 from rayfed.evidence.criteria import Criterion, noun_of
 from rayfed.evidence.findings import State
+from rayfed.evidence.outcomes import outcomes
 from rayfed.evidence.rows import Row, distortions, measured
+from rayfed.evidence.settings import settings
 from rayfed.metrics.base import Metric
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.top import TOP, chance

@@ -13,7 +13,6 @@ from typing import Any
 from rayfed.analysis import summary
 from rayfed.analysis.labels import by_batch_size
 from rayfed.analysis.paired import of_seeds, paired, paired_grid
-from rayfed.analysis.settings import Setting, settings
 from rayfed.analysis.summary import Spread, spread
 from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.analysis.twins import failures, with_twins
@@ -21,6 +20,7 @@ from rayfed.analysis.verdicts import closest, criterion_of, guess
 from rayfed.errors import noting_errors
 from rayfed.evidence.criteria import Criterion, noun_of
 from rayfed.evidence.rows import Row, measured
+from rayfed.evidence.settings import Setting, settings
 from rayfed.metrics.measures import MEASURES
 from rayfed.report import words
 from rayfed.report.explorer import PREFERRED, Explorer, explore

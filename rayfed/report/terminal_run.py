@@ -16,15 +16,15 @@ from rich.text import Text
 
 from rayfed.analysis import summary
 from rayfed.analysis.leakage_table import leakage_rows
-from rayfed.analysis.outcomes import outcomes
 from rayfed.analysis.proved import comparisons, nearest_to_bounds, uncovered
 from rayfed.analysis.robustness import matrix
-from rayfed.analysis.settings import settings
 from rayfed.analysis.twins import failures, with_twins
 from rayfed.analysis.verdicts import criterion_of, next_step, run_findings, verdicts
 from rayfed.errors import noting_errors
 from rayfed.evidence.criteria import modality_of
+from rayfed.evidence.outcomes import outcomes
 from rayfed.evidence.rows import distortions
+from rayfed.evidence.settings import settings
 from rayfed.metrics.known import NOUNS
 from rayfed.privacy.printing import LARGE, at_most
 from rayfed.report import results_text

@@ -442,7 +442,13 @@ OUTCOME_FIELDS = [
         _string,
         "result of the attack on the arm, before the comparison with an arm without a defence; or 'not applicable'",
     ),
-    _value("reason", _string, "why the result is 'inconclusive' or 'not measured'"),
+    _value(
+        "doubt",
+        _string,
+        "why the result or verdict is 'inconclusive' or 'not measured': a value of `rayfed.reasons.Reason`; null for "
+        "another reason",
+    ),
+    _value("reason", _string, "why the result or verdict is 'inconclusive' or 'not measured', as text"),
     _value("max_similarity", _real, "maximum PSNR (dB) or share of parts of the reconstructions"),
     _value("baseline_similarity", _real, "PSNR (dB) or share of parts of the best guess (baseline) at the same sample"),
     _value(

@@ -8,24 +8,16 @@ them, bounds on reconstructions hold.
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import hypot, inf, isfinite
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
-from rayfed.analysis.figures import said
-from rayfed.analysis.outcomes import yaml_line
-from rayfed.analysis.promises import mixed
-from rayfed.analysis.settings import Estimate, Setting, by_values, of_rebuilt
-from rayfed.analysis.summary import arm_and_opponent
 from rayfed.errors import UserError, nearest
+from rayfed.evidence.guarantee_compat import list_kinds, mixed_guarantees
+from rayfed.evidence.settings import Estimate, Setting, Weakness, by_values, of_attacks, of_rebuilt
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.measures import MEASURES, extreme_of, measure_of
-from rayfed.store.folder import SCENARIO
-
-if TYPE_CHECKING:
-    from rayfed.analysis.loading import Results
 
 COSTS = ("train_seconds", "bytes_up")
 """Default costs: training time, then bytes sent by clients."""
@@ -42,14 +34,10 @@ class Bound:
     limit: float
     at_most: bool
 
-    def __str__(self) -> str:
-        sign = "≤" if self.at_most else "≥"
-        return f"{MEASURES[self.measure].title} {sign} {said(self.measure, self.limit)}"
-
     @property
     def on_attacks(self) -> bool:
         """Return whether the bound limits an attack's result, not a guarantee."""
-        return MEASURES[self.measure].kind == "leakage" and not MEASURES[self.measure].proved
+        return of_attacks(self.measure)
 
     def excess(self, value: float) -> float:
         """Return the amount by which a value exceeds the bound; 0 or less if the bound is satisfied."""
@@ -110,7 +98,18 @@ class Candidate:
         known = self.settings[0].measures.get(measure)
         if known is None:
             return inf, inf
-        return (known.mean if known.low is None else known.low), (known.mean if known.high is None else known.high)
+        low = known.mean if known.low is None else known.low
+        high = known.mean if known.high is None else known.high
+        return low, high
+
+
+class Refusal(NamedTuple):
+    """Setting that is not recommended, with the reasons."""
+
+    setting: Setting
+    weaknesses: tuple[Weakness, ...]
+    idle_attacks: tuple[str, ...] = ()
+    """Inference attacks that are not shown to exceed chance without a defence (`Weakness.IDLE`)."""
 
 
 @dataclass(frozen=True)
@@ -124,15 +123,15 @@ class Recommendation:
     meeting: int
     """Number of settings that satisfy all bounds."""
     candidates: int
-    unattacked: list[str]
-    """Titles of settings that were not attacked; empty if no bound is on leakage."""
-    tied: list[str]
-    """Titles of settings that also satisfy all bounds and cost the same within their intervals."""
-    refused: dict[str, str]
-    """Title -> reason of settings that are never recommended."""
+    unattacked: list[Candidate]
+    """Candidates that were not attacked; empty if no bound is on leakage."""
+    tied: list[Candidate]
+    """Candidates that also satisfy all bounds and cost the same within their intervals."""
+    refused: list[Refusal]
+    """Settings that are never recommended."""
 
 
-def bound(text: str) -> Bound:
+def parse_bound(text: str) -> Bound:
     """Parse `MEASURE<=VALUE` or `MEASURE>=VALUE`. Raises `UserError` for anything else."""
     match = _BOUND.fullmatch(text)
     try:
@@ -145,7 +144,7 @@ def bound(text: str) -> Bound:
     return Bound(match[1], limit, match[2] == "<=")
 
 
-def cost(name: str) -> str:
+def check_cost(name: str) -> str:
     """Return the name of a cost measure. Raises `UserError` for other measures, and for the time of attacks."""
     costs = [measure for measure, what in MEASURES.items() if what.kind == "cost" and measure != "attack_seconds"]
     if name not in costs:
@@ -153,15 +152,16 @@ def cost(name: str) -> str:
     return name
 
 
-def usual_costs(settings: Sequence[Setting]) -> tuple[str, ...]:
+def default_costs(settings: Sequence[Setting]) -> tuple[str, ...]:
     """Return the default measures of cost for the settings."""
-    return SIMULATED if settings and all(SIMULATED[0] in each.measures for each in settings) else COSTS
+    simulated = bool(settings) and all(SIMULATED[0] in one.measures for one in settings)
+    return SIMULATED if simulated else COSTS
 
 
-def of_worst_image(given: Bound) -> Bound:
+def bound_on_best(bound: Bound) -> Bound:
     """Return the bound on the best reconstruction instead of the mean, if there is such a measure."""
-    column = extreme_of(given.measure) if given.measure in METRICS else ""
-    return Bound(column, given.limit, given.at_most) if column in MEASURES else given
+    column = extreme_of(bound.measure) if bound.measure in METRICS else ""
+    return Bound(column, bound.limit, bound.at_most) if column in MEASURES else bound
 
 
 def recommend(
@@ -169,100 +169,131 @@ def recommend(
 ) -> Recommendation:
     """Return the cheapest candidate whose means satisfy all bounds, or the candidate with the smallest `miss`.
 
-    `costs` default to `usual_costs`. Raises `UserError` if there are no bounds or no settings, if a bounded measure is
-    unknown for all settings, or if proved bounds of different guarantees would be compared.
+    `costs` default to `default_costs`. Raises `UserError` if there are no bounds or no settings, if a bounded measure
+    is unknown for all settings, or if proved bounds of different guarantees would be compared.
     """
+    _check_input(settings, bounds)
+    costs = costs or default_costs(settings)
+    groups = by_values(settings)
+    candidates = _candidates(settings, groups, bounds)
+    if not candidates:
+        raise UserError("the accuracy of every setting is at chance level: train longer, or use weaker defences")
+    chosen, *tied = _cheapest(candidates, costs)
+    refused = [Refusal(group[0], (Weakness.AT_CHANCE,)) for group in groups if group[0].useless]
+    for one in candidates:
+        refusal = _refusal(one, bounds, one is chosen)
+        if refusal.weaknesses:
+            refused.append(refusal)
+    return Recommendation(
+        bounds=list(bounds),
+        costs=costs,
+        chosen=chosen,
+        meeting=sum(one.meets for one in candidates),
+        candidates=len(groups),
+        unattacked=_unattacked(candidates, bounds),
+        tied=tied,
+        refused=refused,
+    )
+
+
+def _check_input(settings: Sequence[Setting], bounds: Sequence[Bound]) -> None:
+    """Raise `UserError` if the bounds cannot be checked on the settings."""
     if not bounds:
         raise UserError("no bound was given: add at least one, such as --max-psnr 12 --min-accuracy 0.97")
     if not settings:
         raise UserError("no trial has finished, so there is no setting to recommend: resume or rerun the sweep")
-    costs = costs or usual_costs(settings)
-    known = {name for each in settings for name in each.measures}
-    for each in bounds:
-        if each.measure not in known and MEASURES[each.measure].proved:
-            raise UserError(f"no setting has an (epsilon, delta) guarantee: remove the bound on {each.measure}")
-        if each.measure not in known:
-            raise UserError(f"'{each.measure}' was not measured for any setting: {nearest(each.measure, known)}")
-    for each in bounds:
-        if found := mixed(settings, each.measure):
-            raise UserError(f"{found}: remove the bound on {each.measure}, or use one kind of guarantee in all arms")
-    spans = [_span(settings, each) for each in bounds]
-    groups, leaks = by_values(settings), any(each.on_attacks for each in bounds)
-    candidates = [
-        Candidate(group, [_check(group, each, span) for each, span in zip(bounds, spans, strict=True)])
-        for group in groups
-        if not group[0].useless
-    ]
-    if not candidates:
-        raise UserError("the accuracy of every setting is at chance level: train longer, or use weaker defences")
-    meeting = [each for each in candidates if each.meets]
-    least = min(each.miss for each in candidates)
-    cheapest = [each for each in candidates if each.miss == least]
+    known = {name for one in settings for name in one.measures}
+    for bound in bounds:
+        if bound.measure in known:
+            continue
+        if MEASURES[bound.measure].proved:
+            raise UserError(f"no setting has an (epsilon, delta) guarantee: remove the bound on {bound.measure}")
+        raise UserError(f"'{bound.measure}' was not measured for any setting: {nearest(bound.measure, known)}")
+    for bound in bounds:
+        if kinds := mixed_guarantees(settings, bound.measure):
+            raise UserError(
+                f"{bound.measure}: guarantees of different kinds cannot be compared ({list_kinds(kinds)}): remove the "
+                f"bound on {bound.measure}, or use one kind of guarantee in all arms"
+            )
+
+
+def _candidates(
+    settings: Sequence[Setting], groups: Sequence[list[Setting]], bounds: Sequence[Bound]
+) -> list[Candidate]:
+    """Return a candidate for each group of settings with a useful model; a group differs only in the attack."""
+    spans = [_span(settings, bound) for bound in bounds]
+    found = []
+    for group in groups:
+        if not group[0].useless:
+            checks = [_check(group, bound, span) for bound, span in zip(bounds, spans, strict=True)]
+            found.append(Candidate(group, checks))
+    return found
+
+
+def _cheapest(candidates: Sequence[Candidate], costs: Sequence[str]) -> list[Candidate]:
+    """Return the candidates with the smallest miss whose costs do not differ significantly, cheapest first."""
+    miss = min(one.miss for one in candidates)
+    cheapest = [one for one in candidates if one.miss == miss]
     for name in costs:
-        bar = min((each.cost(name) for each in cheapest), key=lambda ends: sum(ends))[1]
-        cheapest = [each for each in cheapest if each.cost(name)[0] <= bar]
-    chosen, *tied = sorted(cheapest, key=lambda each: [sum(each.cost(name)) for name in costs])
-    unattacked = [each.title for each in candidates if leaks and each.settings[0].attack is None]
-    refused = {group[0].title: group[0].useless for group in groups if group[0].useless}
-    refused |= {each.title: why for each in candidates if (why := _unproven(each, chosen, bounds))}
-    names = [each.title for each in tied]
-    return Recommendation(list(bounds), costs, chosen, len(meeting), len(groups), unattacked, names, refused)
+        _, high = min((one.cost(name) for one in cheapest), key=sum)
+        cheapest = [one for one in cheapest if one.cost(name)[0] <= high]
+    return sorted(cheapest, key=lambda one: [sum(one.cost(name)) for name in costs])
 
 
-def _unproven(each: Candidate, chosen: Candidate, bounds: Sequence[Bound]) -> str:
-    """Return why low leakage is no evidence for a candidate; for the chosen one, only if it holds in all repeats."""
-    one, reasons = each.settings[0], []
+def _unattacked(candidates: Sequence[Candidate], bounds: Sequence[Bound]) -> list[Candidate]:
+    """Return the candidates that were not attacked, if any bound is on an attack's result."""
+    if not any(bound.on_attacks for bound in bounds):
+        return []
+    return [one for one in candidates if one.settings[0].attack is None]
+
+
+def _refusal(one: Candidate, bounds: Sequence[Bound], chosen: bool) -> Refusal:
+    """Return why low leakage is no evidence for a candidate.
+
+    For the chosen candidate, inconclusive verdicts in some repeats do not count: remarks on it list them.
+    """
+    setting = one.settings[0]
+    weaknesses: list[Weakness] = []
+    idle: tuple[str, ...] = ()
     if any(of_rebuilt(bound.measure) for bound in bounds):
-        reasons.append(one.unproven or one.unproven_in_part * (each is not chosen))
+        if setting.unproven:
+            weaknesses.append(setting.unproven)
+        elif setting.inconclusive and not chosen:
+            weaknesses.append(Weakness.PARTLY_INCONCLUSIVE)
     if any(bound.measure == "inferred" for bound in bounds):
-        asked = [met for met in each.settings if "inferred" in met.measures]
-        names = " or ".join(str(met.attack) for met in asked if met.idle)
-        shown = f"{names} is not shown to exceed chance without a defence"
-        reasons.append(shown * (bool(asked) and all(met.idle for met in asked)))
-    return "; ".join(filter(None, reasons))
+        inferring = [each for each in one.settings if "inferred" in each.measures]
+        if inferring and all(each.idle for each in inferring):
+            weaknesses.append(Weakness.IDLE)
+            idle = tuple(str(each.attack) for each in inferring)
+    return Refusal(setting, tuple(weaknesses), idle)
 
 
 def _span(settings: Sequence[Setting], bound: Bound) -> float:
-    values = [each.measures[bound.measure].mean for each in settings if bound.measure in each.measures]
+    """Return the range of a bounded measure over all settings and the bound."""
+    values = [one.measures[bound.measure].mean for one in settings if bound.measure in one.measures]
     return max(*values, bound.limit) - min(*values, bound.limit)
 
 
 def _check(group: Sequence[Setting], bound: Bound, span: float) -> BoundCheck:
-    known = [each for each in group if each.evidence(bound.measure)]
+    """Return the result of checking a bound on a group of settings that differ only in the attack."""
+    known = [one for one in group if one.evidence(bound.measure)]
     if not known and of_rebuilt(bound.measure) and group[0].hidden:
         return BoundCheck(bound, group[0], None, 0.0)
     if not known:
         return BoundCheck(bound, None, False, inf)
-    estimates = [each.measures[bound.measure] for each in known]
-    farthest = max(known, key=lambda each: bound.excess(each.measures[bound.measure].mean))
+    farthest = max(known, key=lambda one: bound.excess(one.measures[bound.measure].mean))
     excess = bound.excess(farthest.measures[bound.measure].mean)
     if excess <= 0 and _without_merit(known, bound.measure):
         return BoundCheck(bound, None, False, inf)
-    sure = None if any(each.n == 1 for each in estimates) else all(map(bound.holds_for, estimates))
+    estimates = [one.measures[bound.measure] for one in known]
+    sure = None
+    if all(estimate.n > 1 for estimate in estimates):
+        sure = all(bound.holds_for(estimate) for estimate in estimates)
     return BoundCheck(bound, farthest, sure, excess / span if excess > 0 else 0.0)
 
 
 def _without_merit(known: Sequence[Setting], measure: str) -> bool:
     """Return whether low leakage may be due to attacks that failed, in some repeats or without a defence."""
     if of_rebuilt(measure):
-        return any(each.inconclusive for each in known)
-    return measure == "inferred" and all(each.idle for each in known)
-
-
-def rerun(results: Results, chosen: Candidate) -> dict[str, str]:
-    """Return the shell commands that rerun a candidate; keys describe what each command runs."""
-    row, scenario = chosen.settings[0].rows[0], f"{results.url}/{SCENARIO}"
-    arms = results.scenario.get("arms") or {}
-    if row.get("run"):
-        values = [f"{path}={yaml_line(value)}" for path, value in chosen.settings[0].fields.items()]
-        single = {"this setting, with the seed of its first repeat": _launch(f"{results.url}/{row['run']}/{SCENARIO}")}
-        return single | {"all arms, with these values": _launch(scenario, "sweep=null", *values)}
-    if len(arms) < 2:
-        return {"the run": _launch(scenario)}
-    name = row["arm"] if row["arm"] in arms else arm_and_opponent(results.scenario, row["arm"])[0]
-    own = {key: value for key, value in arms[name].items() if value} if isinstance(arms[name], dict) else arms[name]
-    return {"this arm": _launch(scenario, f"arms={yaml_line({name: own})}"), "all arms": _launch(scenario)}
-
-
-def _launch(scenario: str, *changes: str) -> str:
-    return shlex.join(["rayfed", "launch", scenario, *(part for change in changes for part in ("--set", change))])
+        return any(one.inconclusive for one in known)
+    return measure == "inferred" and all(one.idle for one in known)

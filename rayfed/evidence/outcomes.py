@@ -315,7 +315,7 @@ def _inference(claim: Claim) -> dict[str, Any]:
 def _inferred_low(claim: Claim) -> float | None:
     """Return the lower end of the 95 % interval of `inferred`; None if there is no interval.
 
-    The interval is over the candidates of all victims; for answers that are right or wrong, over the victims.
+    The interval is over the candidates of all victims; for results that are right or wrong, over the victims.
     """
     if not claim.value or not claim.chance:
         return None

@@ -39,7 +39,7 @@ class ParetoFront:
     ) -> float:
         """Return the share (0 to 1) of the box between `reference` and `ideal` that the front dominates.
 
-        Both map measures to values; give both or neither. By default the ideal has the best value of each measure, and
+        Both map measures to values; give both or none. By default the ideal has the best value of each measure, and
         the reference is a tenth of the range beyond the worst; measures with equal values are ignored. To compare
         fronts of several sweeps, pass the same two corners. Values better than the ideal are clipped, values worse than
         the reference do not count. Raises `UserError` if the corners form no box, or if one of them lacks a measure.
@@ -56,7 +56,7 @@ class ParetoFront:
             worst, best = self._corner(reference, "reference"), self._corner(ideal, "ideal")
             for name, span in zip(self.measures, best - worst, strict=True):
                 if span <= 0:
-                    raise UserError(f"hypervolume: the ideal {name} must be better than the {name} of the reference")
+                    raise UserError(f"hypervolume: the ideal {name} must be better than the reference's {name}")
         spread = best > worst
         if not spread.any():
             return 1.0

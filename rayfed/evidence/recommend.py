@@ -1,7 +1,7 @@
 """Recommendation of a setting: the cheapest that satisfies all bounds, or the setting with the smallest excess.
 
-A bound on leakage must hold for every attack on the setting. A setting that was not attacked satisfies no such bound,
-and neither does a setting whose attacks did not work in every repeat. If updates are hidden and no attack decrypted
+A bound on leakage must hold for every attack on the setting. A setting satisfies no such bound if it was not attacked,
+or if its attacks did not work in every repeat. If updates are hidden and no attack decrypted
 them, bounds on reconstructions hold.
 """
 

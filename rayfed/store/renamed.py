@@ -44,19 +44,19 @@ DOUBTS = {
         ),
         Reason.NOT_COMPARED: (
             "no reconstruction could be compared with the update",
-            "no answer could be compared with the update",
+            "could be compared with the update, so nothing shows",
         ),
         Reason.ADAPTIVE_NOT_CONVERGED: (
             "the adaptive attacks did not converge",
-            "no attacker with the code found a sample that explains what was sent",
+            "no attacker with the code found a sample",
         ),
         Reason.ADAPTIVE_NOT_COMPARED: (
             "no reconstruction of an adaptive attack could be compared with the update",
-            "no answer of an attacker with the code could be compared",
+            "an attacker with the code could be compared",
         ),
         Reason.NO_ADAPTIVE_ATTACK: (
             "no adaptive attack (knowledge: [defence, code]) returned a result for every sample",
-            "no attack that answered for every sample had this defence's code",
+            "had this defence's code (knowledge: [defence, code])",
         ),
         Reason.NO_ADAPTIVE_ATTACK_WORKS: (
             "no adaptive attack that was run here succeeds without a defence",

@@ -136,7 +136,7 @@ def _not_proved(measures: Sequence[str]) -> list[str]:
 
 
 def _notes_on_unit(known: Sequence[Estimate], over: str, unit: str, test: str) -> list[str]:
-    """Return the numbers of values behind the intervals over repeats or over victims."""
+    """Return the numbers of values of the intervals over repeats or over victims."""
     notes = []
     values = [value for value in known if value.over == over]
     counts = sorted({value.n for value in values if not value.pair})

@@ -21,11 +21,11 @@ from actors.executor import TrialExecution
 from actors.packing import with_measured_shares
 from actors.trackers import trackers
 from actors.trial import Reporter, own_actor_pool, prepare_process, search_places, with_actors
-from rayfed.analysis import outcomes
 from rayfed.analysis.sweep_folder import TRIALS
 from rayfed.engine import runs
 from rayfed.engine.search import STUDY
 from rayfed.engine.sweeps import SweepExecution, SweepRecorder, objectives_of, swept, trials_of
+from rayfed.evidence import outcomes
 from rayfed.scenario import Scenario, Sweep
 from rayfed.scenario.trials import Trial, scenario_of
 

@@ -34,7 +34,6 @@ from torch import Tensor, nn
 
 from rayfed import gradients
 from rayfed.analysis import loading
-from rayfed.analysis.settings import estimate
 from rayfed.attacks.forward_probe import buffers_for, without_tracking
 from rayfed.client.sent import Sent
 from rayfed.engine import runs
@@ -43,6 +42,7 @@ from rayfed.engine.local import local
 from rayfed.engine.progress import Progress
 from rayfed.engine.worker import ClientWorker
 from rayfed.evidence.paired import holm
+from rayfed.evidence.settings import estimate
 from rayfed.metrics.roc import share
 from rayfed.scenario.reading import load, parse
 from rayfed.shipped import shipped

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rayfed.analysis.settings import settings
+from rayfed.evidence.settings import settings
 from rayfed.report.text.batch_sizes import label_grid
 from tests.result_fixtures import BATCH, outcome
 

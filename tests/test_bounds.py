@@ -13,8 +13,6 @@ from typer.testing import CliRunner
 
 from rayfed import scenario as scenarios
 from rayfed.analysis.loading import load
-from rayfed.analysis.recommend import bound, recommend
-from rayfed.analysis.settings import settings
 from rayfed.cli import app
 from rayfed.defences.base import Task
 from rayfed.defences.dp_sgd import DpSgd
@@ -31,6 +29,8 @@ from rayfed.evidence.proved_bounds import (
     compare_bounds,
     nontrivial_comparisons,
 )
+from rayfed.evidence.recommend import parse_bound, recommend
+from rayfed.evidence.settings import settings
 from rayfed.metrics.roc import share
 from rayfed.privacy.accountant import Release
 from rayfed.privacy.printing import share_at_most
@@ -173,12 +173,12 @@ def test_a_setting_is_recommended_by_its_proved_bound() -> None:
         | {f"epsilon_{name}": "the same" for name in ("unit", "adjacency", "against")}
         for arm, rero, epsilon, delta in (("much", 0.2, 3.0, 1e-5), ("less", 0.04, 2.0, 1e-6))
     ]
-    found = recommend(settings(rows), [bound("rero<=0.05")])
+    found = recommend(settings(rows), [parse_bound("rero<=0.05")])
     assert (found.chosen.title, found.meeting) == ("less", 1)  # whatever the deltas, of which it knows nothing
-    with pytest.raises(UserError, match="epsilons are of different kinds"):
-        recommend(settings(rows), [bound("epsilon<=5")])
+    with pytest.raises(UserError, match="different kinds"):
+        recommend(settings(rows), [parse_bound("epsilon<=5")])
     with pytest.raises(UserError, match="bound on rero"):
-        recommend(settings([row | {"rero": None} for row in rows]), [bound("rero<=0.05")])
+        recommend(settings([row | {"rero": None} for row in rows]), [parse_bound("rero<=0.05")])
 
 
 def test_a_bound_that_nothing_could_pass_is_compared_with_nothing() -> None:

@@ -19,11 +19,6 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from rayfed import gradients, registry
-from rayfed.analysis.figures import grid, said
-from rayfed.analysis.formats import in_words
-from rayfed.analysis.pareto import front
-from rayfed.analysis.recommend import bound, recommend
-from rayfed.analysis.settings import settings
 from rayfed.client.local import update_method
 from rayfed.client.runtime import ClientRuntime, Sent
 from rayfed.defences import dp_fedavg, dp_sgd, noise
@@ -33,6 +28,9 @@ from rayfed.defences.noise import LocalNoise
 from rayfed.engine.inputs import Inputs, prepare
 from rayfed.errors import UserError
 from rayfed.evidence.criteria import Criterion
+from rayfed.evidence.pareto import front
+from rayfed.evidence.recommend import parse_bound, recommend
+from rayfed.evidence.settings import settings
 from rayfed.gradients import weights_of
 from rayfed.models.private import without
 from rayfed.privacy.accountant import Method, Release, guarantee
@@ -43,6 +41,9 @@ from rayfed.report.explorer import explore
 from rayfed.report.export import export
 from rayfed.report.terminal_run import RunView, guarantee_lines
 from rayfed.report.terminal_sweep import SweepView
+from rayfed.report.text.figures import value_text
+from rayfed.report.text.formats import in_words
+from rayfed.report.text.tables import grid
 from rayfed.scenario import DataSpec, parse
 from rayfed.store.schemas import TABLES
 from rayfed.update import Named, Update
@@ -358,7 +359,7 @@ def test_epsilons_of_different_guarantees_are_not_compared(change: dict[str, Any
     rows = [outcome("a", psnr=9.0, test_accuracy=0.9, **PROMISE)]
     alike = settings([*rows, outcome("b", psnr=9.0, test_accuracy=0.8, **PROMISE | {"epsilon": 1.0})])
     mixed = settings([*rows, outcome("b", psnr=9.0, test_accuracy=0.8, **PROMISE | {"epsilon": 1.0} | change)])
-    asked = [bound("epsilon<=1.5")]
+    asked = [parse_bound("epsilon<=1.5")]
     assert recommend(alike, asked).chosen.title == "b"
     with pytest.raises(UserError, match=r"of different kinds.*a: .*b: "):
         recommend(mixed, asked)
@@ -402,7 +403,7 @@ def in_table(format: str, epsilon: float, delta: float) -> str:
 
 def advised(epsilon: float, delta: float) -> str:
     rows = settings([outcome("a", psnr=9.0, **PROMISE | {"epsilon": epsilon, "delta": delta})])
-    return " ".join(recommendation.remarks(recommend(rows, [bound("psnr<=10")])))
+    return " ".join(recommendation.remarks(recommend(rows, [parse_bound("psnr<=10")])))
 
 
 def swept(epsilon: float, delta: float) -> str:
@@ -439,7 +440,7 @@ def test_a_printed_epsilon_is_no_less_than_the_true_one(where: str, epsilon: flo
 def test_an_epsilon_in_a_table_is_no_less_than_the_true_one(epsilon: float) -> None:
     assert read(in_grid(epsilon, 1)) >= epsilon
     assert read(in_grid(epsilon, 2)) >= epsilon
-    assert read(said("epsilon", epsilon)) >= epsilon
+    assert read(value_text("epsilon", epsilon)) >= epsilon
     assert read(in_words("epsilon", epsilon)) >= epsilon
     view = RunView(Console(file=io.StringIO()))
     view.accounted([row(epsilon)])

@@ -13,14 +13,13 @@ INSPECTIONS = {
 }  # fmt: skip
 """Methods that inspect a text."""
 ALLOWED: dict[str, int] = {
-    "rayfed/analysis/figures.py": 1,
     "rayfed/analysis/gate.py": 1,
-    "rayfed/analysis/recommend.py": 1,
-    "rayfed/analysis/settings.py": 1,
     "rayfed/analysis/sweep_folder.py": 2,
     "rayfed/evidence/arms.py": 2,
     "rayfed/evidence/batch_sizes.py": 1,
     "rayfed/evidence/paired.py": 1,
+    "rayfed/evidence/recommend.py": 1,
+    "rayfed/evidence/settings.py": 1,
     "rayfed/report/about.py": 1,
     "rayfed/report/export.py": 1,
     "rayfed/report/paper.py": 1,
@@ -31,6 +30,7 @@ ALLOWED: dict[str, int] = {
     "rayfed/report/sweep.py": 1,
     "rayfed/report/sweep_plots.py": 1,
     "rayfed/report/terminal_sweep.py": 2,
+    "rayfed/report/text/tables.py": 1,
 }
 """Inspections that are left: of the user's input, paths of fields, files and HTML. Numbers may only decrease."""
 

@@ -16,15 +16,17 @@ import pyarrow as pa
 import pytest
 from matplotlib.figure import Figure
 
-from rayfed.analysis.figures import OF_TWO, SHOWN, SINGLE, UNLIKE, USELESS, cell, grid
 from rayfed.analysis.loading import load
-from rayfed.analysis.settings import Estimate, settings
 from rayfed.errors import UserError
+from rayfed.evidence.figures import SHOWN
+from rayfed.evidence.settings import Estimate, settings
 from rayfed.report.caption import played
 from rayfed.report.explorer import explore, interval
 from rayfed.report.export import export
 from rayfed.report.paper import run_charts, save
 from rayfed.report.share import LEFT_OUT
+from rayfed.report.text.figures import USELESS, cell_text
+from rayfed.report.text.tables import OF_TWO, SINGLE, UNLIKE, grid
 from rayfed.report.trade_off import trade_off
 from rayfed.store.schemas import TABLES
 from tests.report_fixtures import make_sweep
@@ -81,7 +83,7 @@ def test_one_value_has_no_interval_but_one_over_its_rounds() -> None:
 def test_two_values_stand_in_place_of_an_interval_of_one_degree_of_freedom() -> None:
     [two] = settings([outcome(psnr=value, test_accuracy=0.5, repeat=place) for place, value in enumerate((33.4, 62.2))])
     told = grid([two])
-    assert cell("psnr", two.measures["psnr"]) == "48 (33, 62)"
+    assert cell_text("psnr", two.measures["psnr"]) == "48 (33, 62)"
     assert interval("psnr", two.measures["psnr"]) == "47.8 dB (33.4 dB, 62.2 dB)"
     assert told.note.startswith(OF_TWO.format("repeats"))
     assert "95 %" not in told.note

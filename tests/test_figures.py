@@ -9,8 +9,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from rayfed.analysis.figures import Cell, cell, round_estimate
-from rayfed.analysis.settings import Estimate
+from rayfed.evidence.figures import Cell, round_estimate
+from rayfed.evidence.settings import Estimate
+from rayfed.report.text.figures import cell_text, number_text
 
 VALUES = st.floats(1e-9, 1e12) | st.integers(-100_000, 100_000).map(float)
 
@@ -39,20 +40,20 @@ def test_a_cell_has_its_value_and_decimals_before_its_text(
 ) -> None:
     found = round_estimate(measure, estimate)
     assert (found.value, found.decimals) == (pytest.approx(value), decimals)
-    assert cell(measure, estimate) == text
+    assert cell_text(measure, estimate) == text
 
 
 @given(VALUES, st.integers(1, 6))
 def test_the_decimals_of_a_cell_are_those_of_its_text(value: float, digits: int) -> None:
     found = Cell(value, digits)
-    assert found.decimals == -int(Decimal(str(found)).as_tuple().exponent)
+    assert found.decimals == -int(Decimal(number_text(found)).as_tuple().exponent)
 
 
 @given(VALUES, st.floats(1e-6, 1e6), st.booleans())
 def test_the_decimals_of_a_cell_with_ends_are_those_of_its_text(value: float, half: float, pair: bool) -> None:
     assume(half > 10 * ulp(value))
     found = Cell(value, ends=(value - half, value + half), pair=pair)
-    assert found.decimals == -int(Decimal(str(found).split()[0]).as_tuple().exponent)
+    assert found.decimals == -int(Decimal(number_text(found).split()[0]).as_tuple().exponent)
 
 
 def test_cells_are_compared_to_the_decimals_of_both() -> None:

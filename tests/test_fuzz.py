@@ -28,7 +28,6 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from rayfed import scenario as scenarios
-from rayfed.analysis import recommend as choice
 from rayfed.analysis.compare import compare
 from rayfed.analysis.loading import Run, load
 from rayfed.analysis.sweep_folder import SweepFolder, is_sweep
@@ -38,6 +37,7 @@ from rayfed.client.runtime import ClientRuntime, Sent
 from rayfed.data.base import in_memory
 from rayfed.engine.inputs import Inputs, prepare
 from rayfed.errors import DataError, RunError, ScenarioError, UserError
+from rayfed.evidence import recommend as choice
 from rayfed.metrics.lpips import Lpips
 from rayfed.models.pretrained import SHIPPED_EVALUATOR, load_evaluator, load_generator, load_recogniser
 from rayfed.registry import build
@@ -308,14 +308,14 @@ def check_pictures(url: str, other: str) -> None:
 def check_recommendation(url: str, other: str) -> None:
     """One of the settings is chosen, and it meets the bounds where any does."""
     found = load(url)
-    bounds = [choice.bound("psnr<=12"), choice.bound("test_accuracy>=0.9")]
+    bounds = [choice.parse_bound("psnr<=12"), choice.parse_bound("test_accuracy>=0.9")]
     every = found.settings()
     advised = choice.recommend(every, bounds, choice.COSTS)
     assert all(one in every for one in advised.chosen.settings)
     assert advised.meeting <= advised.candidates
     assert recommendation.answer(advised)
     assert all(recommendation.remarks(advised))
-    choice.rerun(found, advised.chosen)
+    recommendation.rerun_commands(found, advised.chosen)
 
 
 def check_comparison(url: str, other: str) -> None:

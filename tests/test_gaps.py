@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from rayfed import scenario as scenarios
-from rayfed.analysis.formats import NONE, duration
 from rayfed.analysis.gate import Bound, Played
 from rayfed.attacks.base import Inference, Reconstruction
 from rayfed.engine import runs
@@ -29,6 +28,7 @@ from rayfed.metrics.score import Scorer
 from rayfed.report import run as report
 from rayfed.report.gate import Gated, Ruling
 from rayfed.report.terminal_run import RunView
+from rayfed.report.text.formats import NONE, duration
 from rayfed.store import exits
 from rayfed.store.folder import REPORT, RunFolder
 from tests.result_fixtures import small_run

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayfed.analysis.gate import Bound, Played
-from rayfed.analysis.outcomes import with_references
-from rayfed.analysis.recommend import bound, recommend
-from rayfed.analysis.settings import settings as grouped
+from rayfed.evidence.outcomes import with_references
+from rayfed.evidence.recommend import parse_bound, recommend
+from rayfed.evidence.settings import settings as grouped
 from rayfed.evidence.verdicts import collect_evidence
 from tests.result_fixtures import attacked
 
@@ -71,8 +71,8 @@ def results(
         | {"psnr": 9.0, "train_seconds": seconds, "images": 2, "batch_size": 2, "knowledge": ["code"], "explains": True}
         for (arm, state, *_), accuracy, seconds in zip(states, (0.9, 0.9, 0.8), (3.0, 2.0, 1.0), strict=True)
     ]
-    chosen = recommend(grouped(with_references(outcomes, scenario, lambda row: ()), []), [bound("psnr<=12")])
-    return [states, gates, back[chosen.chosen.settings[0].arm], sorted(back[title] for title in chosen.refused)]
+    chosen = recommend(grouped(with_references(outcomes, scenario, lambda row: ()), []), [parse_bound("psnr<=12")])
+    return [states, gates, back[chosen.chosen.settings[0].arm], sorted(back[one.setting.arm] for one in chosen.refused)]
 
 
 @settings(deadline=None, max_examples=150)

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from rayfed.analysis.figures import grid
-from rayfed.analysis.outcomes import outcomes, outcomes_table, with_pmm, yaml_line
-from rayfed.analysis.settings import UNFINISHED, estimate, settings
 from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.errors import RunError, UserError
+from rayfed.evidence.outcomes import outcomes, outcomes_table, with_pmm, yaml_line
+from rayfed.evidence.settings import Weakness, estimate, settings
 from rayfed.evidence.training import rounds_after_warm_up, summarise_arms
 from rayfed.evidence.verdicts import run_findings
 from rayfed.metrics import roc
@@ -132,7 +131,7 @@ def test_of_a_run_that_broke_off_leaks_alone_are_known(tmp_path: Path) -> None:
     assert [row["verdict"] for row in outcomes(folder)] == ["leaks", "not measured", "not measured"]
     assert [row["state"] for row in outcomes(folder)] == ["killed"] * 3
     assert not any(one.evidence(name) for one in settings(outcomes(folder)) for name in ("psnr", "inferred"))
-    assert UNFINISHED in grid(settings(outcomes(folder))).note
+    assert all(one.unproven == Weakness.UNFINISHED for one in settings(outcomes(folder)))
     folder.write_text("status.json", json.dumps({"state": "interrupted", "rounds_done": 1, "rounds": 1}))
     assert [row["state"] for row in outcomes(folder)] == ["finished"] * 3, "stopped as its last round was over"
 

@@ -41,7 +41,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from rayfed import load
-from rayfed.analysis.recommend import bound, recommend
+from rayfed.evidence.recommend import parse_bound, recommend
 from rayfed.cli import app
 from rayfed.metrics.score import Scorer
 from rayfed.report.export import export
@@ -68,7 +68,7 @@ folder.write_part("attacks", 0, [row | key for row in scored])
 folder.write_part("rounds", 0, [{"arm": "none", "round": 0, "test_accuracy": 0.5, "actor_seconds": 1.0}])
 run = load(folder.url)
 [outcome] = run.outcomes().to_pylist()
-found = recommend(run.settings(), [bound("gloom>=0.5")])
+found = recommend(run.settings(), [parse_bound("gloom>=0.5")])
 write_report(folder)
 view = RunView(Console(file=StringIO(), width=200))
 view.starting(scenario, folder, SimpleNamespace(clients=1, client="1 CPU", attackers=0, attacker=""))

@@ -12,7 +12,6 @@ from scipy import stats
 
 from benchmarks.lora import difference
 from rayfed.analysis.compare import compare
-from rayfed.analysis.figures import cell
 from rayfed.analysis.loading import load
 from rayfed.errors import UserError
 from rayfed.evidence.paired import (
@@ -24,6 +23,7 @@ from rayfed.evidence.paired import (
     min_wilcoxon,
     paired_table,
 )
+from rayfed.report.text.figures import cell_text
 from rayfed.report.text.paired import few_pairs_text, paired_grid
 from tests.result_fixtures import attacked, small_run, small_sweep, swept_rows
 from tests.test_cli import run
@@ -147,9 +147,9 @@ def test_a_single_run_has_intervals_over_its_victims(tmp_path: Path) -> None:
     one = make(tmp_path).with_intervals()[1]
     psnr, labels = one.measures["psnr"], one.measures["label_accuracy"]
     assert (psnr.over, psnr.n, psnr.mean) == ("victims", 6, pytest.approx(110 / 6))
-    assert cell("psnr", psnr) == "18.3 ± 3.7"  # t(5) = 2.5706, s = 3.5024
+    assert cell_text("psnr", psnr) == "18.3 ± 3.7"  # t(5) = 2.5706, s = 3.5024
     assert (labels.low, labels.high) == pytest.approx((0.0042107, 0.6412346), abs=1e-6)  # Clopper-Pearson of 1 in 6
-    assert cell("label_accuracy", labels) == "0.17 (0.00 to 0.64)"
+    assert cell_text("label_accuracy", labels) == "0.17 (0.00 to 0.64)"
 
 
 def test_unequal_batches_keep_the_mean_over_samples(tmp_path: Path) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rayfed.analysis.pareto import ParetoFront, front
-from rayfed.analysis.settings import Setting, strongest
 from rayfed.errors import UserError
+from rayfed.evidence.pareto import ParetoFront, front
+from rayfed.evidence.settings import Setting, strongest
 from tests.result_fixtures import setting
 
 

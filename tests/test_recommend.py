@@ -13,30 +13,29 @@ import pytest
 import yaml
 
 from rayfed.analysis.loading import load
-from rayfed.analysis.pareto import front
-from rayfed.analysis.recommend import Bound, bound, cost, of_worst_image, recommend, rerun
-from rayfed.analysis.settings import settings
 from rayfed.errors import UserError
 from rayfed.evidence.baseline_check import mark_idle
+from rayfed.evidence.pareto import front
+from rayfed.evidence.recommend import Bound, Recommendation, bound_on_best, check_cost, parse_bound, recommend
+from rayfed.evidence.settings import Weakness, settings
 from rayfed.report import recommendation
 from tests.result_fixtures import SIGMA, attacked, outcome, setting, small_run, small_sweep
 from tests.test_cli import run
 
-LEAK, USE = bound("psnr<=12"), bound("test_accuracy>=0.9")
+LEAK, USE = parse_bound("psnr<=12"), parse_bound("test_accuracy>=0.9")
 
 
 def test_a_bound_is_read() -> None:
-    assert bound(" psnr <= 12 ") == Bound("psnr", 12, True)
-    assert bound("mse>=1e-2") == Bound("mse", 0.01, False)
-    assert str(bound("psnr<=12")) == "PSNR ≤ 12 dB"
-    assert of_worst_image(LEAK) == Bound("max_psnr", 12, True)
-    assert of_worst_image(USE) == USE
+    assert parse_bound(" psnr <= 12 ") == Bound("psnr", 12, True)
+    assert parse_bound("mse>=1e-2") == Bound("mse", 0.01, False)
+    assert bound_on_best(LEAK) == Bound("max_psnr", 12, True)
+    assert bound_on_best(USE) == USE
 
 
 @pytest.mark.parametrize("text", ["psnr", "psnr<12", "psnr<=", "psnr<=much", "psnr<=nan", "psnr<=inf", "<=3"])
 def test_what_is_no_bound_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="MEASURE<=VALUE"):
-        bound(text)
+        parse_bound(text)
 
 
 def test_the_cheapest_that_meets_all_bounds() -> None:
@@ -48,11 +47,11 @@ def test_the_cheapest_that_meets_all_bounds() -> None:
     ]
     found = recommend(rows, [LEAK, USE])
     assert (found.chosen.title, found.meeting, found.candidates) == ("cheap", 2, 4)
-    assert recommend(rows, [LEAK, USE], (cost("bytes_up"),)).chosen.title == "dear"
+    assert recommend(rows, [LEAK, USE], (check_cost("bytes_up"),)).chosen.title == "dear"
     level = [setting("more", train_seconds=1, bytes_up=9), setting("less", train_seconds=1, bytes_up=2)]
-    assert recommend(level, [bound("train_seconds<=3")]).chosen.title == "less"
+    assert recommend(level, [parse_bound("train_seconds<=3")]).chosen.title == "less"
     with pytest.raises(UserError, match="'psnr' is not a cost"):
-        cost("psnr")
+        check_cost("psnr")
 
 
 def test_a_bound_holds_when_it_holds_for_every_attack() -> None:
@@ -68,29 +67,26 @@ def repeated(arm: str, attack: str, values: list[float]) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("values", "sure", "result"),
+    ("values", "sure", "share"),
     [
-        ([10.0, 10.1, 9.9], True, "satisfied (whole interval)"),
-        ([11.0, 12.5, 12.0], False, "satisfied (mean only)"),
-        ([11.0], None, "satisfied (single run)"),
-        ([11.0, 11.4], False, "satisfied (mean only)"),
-        ([13.0, 13.0], False, "exceeded by 1 dB (100 % of the range)"),
+        ([10.0, 10.1, 9.9], True, 0.0),
+        ([11.0, 12.5, 12.0], False, 0.0),
+        ([11.0], None, 0.0),
+        ([11.0, 11.4], False, 0.0),
+        ([13.0, 13.0], False, 1.0),
     ],
 )
-def test_it_says_how_sure_it_is(values: list[float], sure: bool | None, result: str) -> None:
+def test_it_says_how_sure_it_is(values: list[float], sure: bool | None, share: float) -> None:
     [check] = recommend(repeated("a", "dlg", values), [LEAK]).chosen.checks
-    assert check.sure == sure
-    assert recommendation.judged(check)[2] == result
+    assert (check.sure, check.share) == (sure, share)
 
 
 def test_two_values_are_shown_and_judged_by_their_interval() -> None:
     found = recommend(repeated("a", "dlg", [11.0, 11.4]), [LEAK])
     [check] = found.chosen.checks
     assert recommendation.judged(check)[1] == "11.2 dB (11 dB, 11.4 dB)"
-    assert recommendation.headings(found)[1] == "measured (both values)"
-    assert "12.7 standard errors" in " ".join(recommendation.remarks(found))
-    three = recommend(repeated("a", "dlg", [11.0, 11.4, 11.2]), [LEAK])
-    assert recommendation.headings(three)[1] == "measured (95 % interval)"
+    assert check.estimate is not None
+    assert check.estimate.pair == (11.0, 11.4)
 
 
 def test_it_is_as_sure_as_of_the_least_certain_attack() -> None:
@@ -116,8 +112,7 @@ def test_the_nearest_is_weighed_by_the_ranges() -> None:
 def test_what_nobody_attacked_is_not_private() -> None:
     rows = [setting("idle", None, test_accuracy=0.99, train_seconds=1), setting("met", psnr=30, test_accuracy=0.1)]
     found = recommend(rows, [LEAK, USE])
-    assert (found.chosen.title, found.unattacked) == ("met", ["idle"])
-    assert any("1 setting (idle)" in line for line in recommendation.remarks(found))
+    assert (found.chosen.title, [one.title for one in found.unattacked]) == ("met", ["idle"])
     assert recommend(rows, [USE]).chosen.title == "idle"
     assert recommend(rows, [USE]).unattacked == []
 
@@ -136,19 +131,20 @@ def test_attacks_that_prove_nothing_recommend_nothing() -> None:
     ]
     found = recommend(rows, [LEAK])
     assert (found.chosen.title, found.meeting) == ("noise", 1)
-    assert set(found.refused) == {"untold", "failed"}
-    remarks = "\n".join(recommendation.remarks(found))
-    assert all(f"{title}. Reason: {why}" in remarks for title, why in found.refused.items())
+    assert refused(found) == {"untold": (Weakness.INCONCLUSIVE,), "failed": (Weakness.NO_RESULT,)}
     assert recommend(rows, [USE]).meeting == 3, "accuracy is known without attacks"
     assert {each.title for each in front(rows, "psnr", "test_accuracy").best} == {"none", "noise"}
     assert recommend(rows[:3], [LEAK]).meeting == 0
 
 
+def refused(found: Recommendation) -> dict[str, tuple[Weakness, ...]]:
+    return {one.setting.title: one.weaknesses for one in found.refused}
+
+
 def of_verdicts(arm: str, verdicts: Sequence[str], psnr: Sequence[float], **columns: Any) -> Any:
     """One setting with a verdict and a PSNR for every repeat."""
-    why = {"inconclusive": "nobody had the code"}
     both = enumerate(zip(verdicts, psnr, strict=True))
-    told = [{"repeat": i, "seed": i, "verdict": one, "reason": why.get(one), "psnr": value} for i, (one, value) in both]
+    told = [{"repeat": i, "seed": i, "verdict": one, "psnr": value} for i, (one, value) in both]
     [found] = settings([outcome(arm) | each | columns for each in told])
     return found
 
@@ -158,11 +154,10 @@ def test_no_bound_is_met_by_repeats_in_which_attacks_failed(failed: int) -> None
     verdicts = ["inconclusive"] * failed + ["not reconstructed"] * (3 - failed)
     low = of_verdicts("half", verdicts, (5.0, 5.0, 5.1), test_accuracy=0.9)
     found = recommend([low, judged("dear", "not reconstructed", psnr=9.0, train_seconds=9.0)], [LEAK])
-    assert (found.chosen.title, found.meeting, list(found.refused)) == ("dear", 1, ["half"])
-    [why] = [line for line in recommendation.remarks(found) if "nobody had the code" in line]
-    assert "half" in why
+    why = Weakness.INCONCLUSIVE if failed == 3 else Weakness.PARTLY_INCONCLUSIVE
+    assert (found.chosen.title, found.meeting, refused(found)) == ("dear", 1, {"half": (why,)})
     alone = recommend([low], [LEAK])
-    assert (alone.meeting, recommendation.judged(alone.chosen.checks[0])[2]) == (0, "not measured")
+    assert (alone.meeting, alone.chosen.checks[0].setting) == (0, None)
     assert recommend([low], [USE]).meeting == 1, "accuracy is known without attacks"
 
 
@@ -170,17 +165,18 @@ def test_what_attacks_got_beside_failures_may_miss_a_bound() -> None:
     high = of_verdicts("half", ("leaks", "inconclusive", "inconclusive"), (40.0, 5.0, 5.0))
     found = recommend([high], [LEAK])
     assert found.chosen.checks[0].estimate == high.measures["psnr"]
-    [why] = [line for line in recommendation.remarks(found) if "inconclusive" in line]
-    assert why.startswith("2 of 3 repeats")
-    assert "nobody had the code" in why
+    assert (high.inconclusive, found.refused) == (2, [])
 
 
-def test_every_refused_setting_is_named() -> None:
-    rows = [judged("noise", "not reconstructed", psnr=9.0, test_accuracy=0.8)]
-    rows += [judged(f"arm {i}", "inconclusive", psnr=5.0, test_accuracy=0.9) for i in range(5)]
-    told = [line for line in recommendation.remarks(recommend(rows, [LEAK])) if "arm 0" in line]
-    assert len(told) == 1
-    assert all(f"arm {i}" in told[0] for i in range(5))
+def test_settings_with_the_same_title_are_refused_one_by_one() -> None:
+    found = [judged("noise", "not reconstructed", psnr=9.0, test_accuracy=0.8)]
+    rows = [outcome("arm", verdict="inconclusive", psnr=5.0, sigma=0.1 + i * 1e-9) for i in range(5)]
+    found += settings(rows, ["sigma"])
+    assert {one.title for one in found[1:]} == {"arm, sigma 0.1"}
+    recommended = recommend(found, [LEAK])
+    assert [one.setting for one in recommended.refused] == found[1:]
+    [line] = [line for line in recommendation.remarks(recommended) if "arm, sigma 0.1" in line]
+    assert line.count("arm, sigma 0.1") == 5
 
 
 def test_where_updates_are_hidden_there_is_nothing_to_bound() -> None:
@@ -190,14 +186,14 @@ def test_where_updates_are_hidden_there_is_nothing_to_bound() -> None:
     ]
     found = recommend(rows, [LEAK])
     assert (found.chosen.title, found.meeting) == ("masks", 1)
-    assert recommendation.judged(found.chosen.checks[0])[2].startswith("nothing to attack")
-    assert any("not attacked" in line for line in recommendation.remarks(found))
+    [check] = found.chosen.checks
+    assert (check.setting, check.estimate) == (rows[1], None)
 
 
 def test_hidden_updates_say_nothing_of_members() -> None:
     hidden = judged("masks", "nothing to attack", train_seconds=2.0)
     rows = [judged("none", "leaks", psnr=30.0, inferred=0.3, train_seconds=1.0), hidden]
-    assert recommend(rows, [bound("inferred<=0.1")]).meeting == 0
+    assert recommend(rows, [parse_bound("inferred<=0.1")]).meeting == 0
 
 
 @pytest.mark.parametrize(
@@ -220,9 +216,9 @@ def test_who_infers_nothing_without_a_defence_says_nothing_of_one(
     rows = [outcome("none", "membership", seed=seed, inferred=gain) for seed, gain in enumerate(bare)]
     rows += [outcome("noise", "membership", seed=0, inferred=behind), outcome("none", "gan", inferred=0.4)]
     rows += [outcome("other", "membership", seed=0, inferred=0.4)]
-    found = recommend(mark_idle(settings(rows), {"arms": arms}), [bound("inferred<=0.1")])
+    found = recommend(mark_idle(settings(rows), {"arms": arms}), [parse_bound("inferred<=0.1")])
     assert (found.meeting, found.chosen.title == "noise") == (meeting, bool(meeting) or behind > 0.1)
-    assert ("membership" in found.refused.get("noise", "")) == (not bare or min(bare) <= 0)
+    assert (Weakness.IDLE in refused(found).get("noise", ())) == (not bare or min(bare) <= 0)
 
 
 @pytest.mark.parametrize(("low", "meeting"), [(0.05, 1), (-0.02, 0), (None, 1)])
@@ -230,7 +226,7 @@ def test_one_run_shows_that_an_attack_works_by_its_whole_interval(low: float | N
     rows = [outcome("none", "membership", seed=0, inferred=0.3, inferred_low=low)]
     rows.append(outcome("noise", "membership", seed=0, inferred=0.05, inferred_low=-0.2))
     arms = {"none": {"defences": []}, "noise": {"defences": ["gaussian"]}}
-    assert recommend(mark_idle(settings(rows), {"arms": arms}), [bound("inferred<=0.1")]).meeting == meeting
+    assert recommend(mark_idle(settings(rows), {"arms": arms}), [parse_bound("inferred<=0.1")]).meeting == meeting
 
 
 @pytest.mark.parametrize("property_gain", [-0.02, 0.3])
@@ -239,9 +235,12 @@ def test_a_bound_on_inferences_names_the_attacks_that_nothing_shows_to_work(prop
     gains |= {("noise", "membership"): 0.05, ("noise", "property"): 0.0}
     rows = [outcome(*one, seed=0, inferred=gain) for one, gain in gains.items()]
     arms = {"none": {"defences": []}, "noise": {"defences": ["gaussian"]}}
-    found = recommend(mark_idle(settings(rows), {"arms": arms}), [bound("inferred<=0.1")])
+    found = recommend(mark_idle(settings(rows), {"arms": arms}), [parse_bound("inferred<=0.1")])
     assert (found.chosen.title, found.meeting) == ("noise", 1)
-    assert any(line.startswith("property: ") for line in recommendation.remarks(found)) == (property_gain < 0)
+    assert {one.attack: one.idle for one in found.chosen.settings} == {
+        "membership": False,
+        "property": property_gain < 0,
+    }
 
 
 def test_no_bound_is_met_where_any_attack_failed_in_some_repeats() -> None:
@@ -257,7 +256,7 @@ def test_nobody_uses_a_model_that_guesses() -> None:
     noise = judged("noise", "not reconstructed", psnr=6.0, test_accuracy=0.12, baseline_accuracy=0.13)
     rows = [judged("none", "leaks", psnr=30.0, test_accuracy=0.9, baseline_accuracy=0.13), noise]
     assert recommend(rows, [LEAK]).meeting == 0
-    assert recommend(rows, [LEAK]).refused == {"noise": "its accuracy does not beat the majority class"}
+    assert refused(recommend(rows, [LEAK])) == {"noise": (Weakness.AT_CHANCE,)}
     assert [each.arm for each in front(rows, "psnr", "test_accuracy").best] == ["none"]
     with pytest.raises(UserError, match="chance level"):
         recommend([noise], [LEAK])
@@ -267,8 +266,8 @@ def test_nobody_uses_a_model_that_guesses() -> None:
 def test_it_says_in_how_many_repeats_the_model_guesses(collapsed: int) -> None:
     accuracies = [0.1] * collapsed + [0.9] * (3 - collapsed)
     rows = [outcome("clip", seed=i, test_accuracy=a, baseline_accuracy=0.13) for i, a in enumerate(accuracies)]
-    remarks = recommendation.remarks(recommend(settings(rows), [bound("test_accuracy>=0.2")]))
-    assert any(f" in {collapsed} of 3 repeats" in line for line in remarks) == bool(collapsed)
+    found = recommend(settings(rows), [parse_bound("test_accuracy>=0.2")])
+    assert found.chosen.settings[0].collapsed == collapsed
 
 
 def test_times_within_their_noise_are_a_tie() -> None:
@@ -278,9 +277,8 @@ def test_times_within_their_noise_are_a_tie() -> None:
         judged("alike", "leaks", train_seconds=5.6, train_seconds_half=1.0, bytes_up=2.0),
         judged("slow", "leaks", train_seconds=9.0, train_seconds_half=1.0, bytes_up=1.0),
     ]
-    found = recommend(rows, [bound("train_seconds<=20")])
-    assert (found.chosen.title, found.tied) == ("small", ["alike"])
-    assert any(line.endswith(": alike.") for line in recommendation.remarks(found))
+    found = recommend(rows, [parse_bound("train_seconds<=20")])
+    assert (found.chosen.title, [one.title for one in found.tied]) == ("small", ["alike"])
 
 
 def test_what_cannot_be_answered_is_refused() -> None:
@@ -289,9 +287,9 @@ def test_what_cannot_be_answered_is_refused() -> None:
     with pytest.raises(UserError, match="no trial has finished"):
         recommend([], [LEAK])
     with pytest.raises(UserError, match=r"'lpips_alex' .*psnr"):
-        recommend([setting(psnr=1)], [bound("lpips_alex>=0.3")])
+        recommend([setting(psnr=1)], [parse_bound("lpips_alex>=0.3")])
     with pytest.raises(UserError, match=r"\(epsilon, delta\)"):
-        recommend([setting(psnr=1)], [bound("epsilon<=3")])
+        recommend([setting(psnr=1)], [parse_bound("epsilon<=3")])
 
 
 def test_only_an_epsilon_is_a_guarantee() -> None:
@@ -302,7 +300,7 @@ def test_only_an_epsilon_is_a_guarantee() -> None:
     assert said.count("Guarantee: none") == 1
     assert "epsilon" not in said
     rows = [*settings([row]), setting("none", psnr=5)]
-    unguarded = recommend(rows, [bound("epsilon<=1"), bound("psnr<=6")])
+    unguarded = recommend(rows, [parse_bound("epsilon<=1"), parse_bound("psnr<=6")])
     assert unguarded.chosen.title == "dp"  # a bound that is missed is nearer than one of which nothing is known
 
 
@@ -311,7 +309,7 @@ def test_a_settings_scenario_can_be_played_again(tmp_path: Path) -> None:
     folder = small_run(str(tmp_path), {"arms": arms})
     folder.write_part("attacks", 0, [attacked("none", "dlg", psnr=30.0), attacked("noise", "dlg", psnr=8.0)])
     results = load(folder.url)
-    commands = rerun(results, recommend(results.settings(), [LEAK]).chosen)
+    commands = recommendation.rerun_commands(results, recommend(results.settings(), [LEAK]).chosen)
     *start, changed = shlex.split(commands["this arm"])
     assert start == ["rayfed", "launch", f"{folder.url}/scenario.yaml", "--set"]
     assert yaml.safe_load(changed.removeprefix("arms=")) == {"noise": arms["noise"]}

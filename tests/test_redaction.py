@@ -220,10 +220,8 @@ def test_a_sweep_over_data_is_as_private_as_one_of_its_trials(tmp_path: Path) ->
 def test_no_reason_of_a_sweep_has_a_message_of_an_attack(tmp_path: Path) -> None:
     sweep = make_sweep(str(tmp_path), 2, 1)
     rows = sweep.outcomes().to_pylist()
-    for one, reason in zip(
-        rows, [f"dlg failed: KeyError: {SECRET}", REASONS[Reason.NO_ADAPTIVE_ATTACK], None], strict=False
-    ):
-        one["reason"] = reason
+    rows[0]["reason"] = f"dlg failed: KeyError: {SECRET}"
+    rows[1] |= {"doubt": Reason.NO_ADAPTIVE_ATTACK, "reason": f"dlg failed: KeyError: {SECRET}"}
     sweep.write_outcomes(rows)
     with sharing(load(sweep.url), str(tmp_path / "copy")) as copy:
         found = SweepFolder(copy).outcomes()["reason"].to_pylist()[:3]

@@ -15,11 +15,10 @@ import torch
 import yaml
 from matplotlib.figure import Figure
 
-from rayfed.analysis import formats
-from rayfed.analysis.outcomes import outcomes
 from rayfed.errors import RunError
 from rayfed.evidence.attack_results import summarise_inferences
 from rayfed.evidence.label_mix import compute_label_mix
+from rayfed.evidence.outcomes import outcomes
 from rayfed.evidence.spread import Spread, measure_spread
 from rayfed.evidence.success import success_share
 from rayfed.evidence.training import summarise_arms
@@ -29,6 +28,7 @@ from rayfed.report import plots, words
 from rayfed.report.page import code, environment
 from rayfed.report.pictures import SHOWN, STRIPS
 from rayfed.report.run import write_report
+from rayfed.report.text import formats
 from rayfed.report.text.attacks import threshold_text
 from rayfed.report.verdict_table import verdict_table
 from rayfed.store.folder import RunFolder

@@ -11,10 +11,10 @@ import yaml
 from typer.testing import CliRunner
 
 from rayfed.analysis.loading import Sweep
-from rayfed.analysis.settings import Estimate, estimate
 from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.cli import app
 from rayfed.errors import RunError, UserError
+from rayfed.evidence.settings import Estimate, estimate
 from rayfed.metrics.images import PSNR_CEILING, psnr
 from rayfed.reproductions import pages
 from rayfed.reproductions.judging import judge, overall

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from rayfed.analysis.settings import settings
 from rayfed.evidence.arms import arm_and_opponent
 from rayfed.evidence.robustness import robustness_matrix
+from rayfed.evidence.settings import settings
 from tests.result_fixtures import outcome
 
 SCENARIO = {"arms": {"dp": {}, "dp vs": {}, "a vs b": {}}, "opponents": {"flip": {}, "c vs d": {}}}

@@ -13,9 +13,9 @@ import pytest
 from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
-from rayfed.analysis.settings import settings
 from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.cli import app
+from rayfed.evidence.settings import settings
 from rayfed.evidence.verdicts import criterion_of
 from rayfed.report import words
 from rayfed.report.pictures import Pair, within

@@ -17,7 +17,6 @@ from actors import trackers
 from actors.sweep import on_tune
 from actors.trial import Reporter, prepare_process, search_places
 from rayfed import scenario as scenarios
-from rayfed.analysis.outcomes import outcomes
 from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.engine import runs, sweeps
 from rayfed.engine.local import local
@@ -26,6 +25,7 @@ from rayfed.engine.progress import Progress, SweepProgress
 from rayfed.engine.search import Tried, search
 from rayfed.engine.sweeps import SweepExecution, SweepRecorder
 from rayfed.errors import ResourceError, RunError, ScenarioError, UserError
+from rayfed.evidence.outcomes import outcomes
 from rayfed.scenario import Scenario
 from rayfed.scenario.trials import planned, scenario_of
 from rayfed.store import exits

@@ -15,9 +15,9 @@ from rich.console import Console
 
 from rayfed import scenario as scenarios
 from rayfed.analysis.loading import Run, load
-from rayfed.analysis.outcomes import outcomes, with_verdicts
 from rayfed.evidence.membership import Identification, Roc
 from rayfed.evidence.next_step import NextStep, Step, decide_next_step
+from rayfed.evidence.outcomes import outcomes, with_verdicts
 from rayfed.evidence.training import ArmSummary, summarise_arms
 from rayfed.evidence.verdicts import closest, collect_evidence, criterion_of, read_evidence, write_verdicts
 from rayfed.metrics.roc import Estimate

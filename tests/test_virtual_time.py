@@ -18,7 +18,6 @@ from scipy.stats import binom, kstest, norm
 import rayfed
 from rayfed import registry
 from rayfed import scenario as scenarios
-from rayfed.analysis.recommend import COSTS, bound, recommend, usual_costs
 from rayfed.client import devices as drawn_devices
 from rayfed.client import plan
 from rayfed.client.devices import devices
@@ -30,6 +29,7 @@ from rayfed.engine.local import LocalExecution, LocalExecutor, local
 from rayfed.engine.progress import Progress
 from rayfed.engine.work import Work, _Counter, counted, processed
 from rayfed.errors import RunError, ScenarioError, UserError
+from rayfed.evidence.recommend import COSTS, default_costs, parse_bound, recommend
 from rayfed.evidence.training import add_virtual_time
 from rayfed.scenario import Scenario, Training
 from rayfed.store import checkpoint
@@ -712,7 +712,7 @@ def test_simulated_time_stands_in_outcomes_report_and_recommendation(tmp_path: P
     for arm in ("none", "prune"):
         own = [row["simulated_seconds"] for row in rows(folder, "rounds") if row["arm"] == arm]
         assert found[arm]["simulated_seconds"] == pytest.approx(sum(own))
-    chosen = recommend(run.settings(), [bound("test_accuracy>=0")])
+    chosen = recommend(run.settings(), [parse_bound("test_accuracy>=0")])
     assert chosen.costs == ("simulated_seconds", "bytes_up")
     assert chosen.chosen.title == "prune"
     page = folder.read_text("report.html")
@@ -729,4 +729,4 @@ def test_a_run_without_devices_says_nothing_of_virtual_time(tmp_path: Path) -> N
     page = folder.read_text("report.html")
     assert "Simulated time is the time of the rounds" not in page
     assert "simulated time (min)" not in page
-    assert usual_costs(rayfed.load(folder.url).settings()) == COSTS
+    assert default_costs(rayfed.load(folder.url).settings()) == COSTS

@@ -23,11 +23,11 @@ from typing import Any, Literal
 import numpy as np
 
 from rayfed.analysis.gate import Played, State, uncomputed
-from rayfed.analysis.settings import INAPPLICABLE
 from rayfed.evidence.attack_status import has_failed
 from rayfed.evidence.methods import closed_forms
 from rayfed.evidence.paired import holm
 from rayfed.evidence.rows import Row, labels_given
+from rayfed.evidence.settings import INAPPLICABLE
 from rayfed.evidence.verdicts import criterion_of
 from rayfed.metrics.known import METRICS
 from rayfed.store.schemas import UNPLAYED

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from rayfed.analysis.loading import Results
-from rayfed.analysis.outcomes import yaml_line
-from rayfed.analysis.settings import Setting
 from rayfed.errors import UserError
+from rayfed.evidence.outcomes import yaml_line
 from rayfed.evidence.paired import PairedDifference, compare_pairs
+from rayfed.evidence.settings import Setting
 from rayfed.report.text.paired import NO_PAIRS
 from rayfed.store import exits
 

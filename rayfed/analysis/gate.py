@@ -15,7 +15,6 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rayfed import reasons
-from rayfed.analysis.formats import duration
 from rayfed.errors import UserError, nearest
 from rayfed.evidence.arms import arm_names, arm_spec, attack_knowledge, is_recorded, is_undefended
 from rayfed.evidence.attack_status import has_failed
@@ -32,6 +31,7 @@ from rayfed.metrics.roc import Estimate, share
 from rayfed.metrics.top import TOP_1
 from rayfed.reasons import Reason
 from rayfed.report.text.findings import labels_beyond_text, part_text
+from rayfed.report.text.formats import duration
 from rayfed.report.text.membership import rate_text
 from rayfed.report.text.reasons import (
     NO_ATTACK_YET,

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from rayfed.analysis import outcomes, pareto, settings
 from rayfed.analysis.notebook import html
 from rayfed.analysis.pictures import Picture
-from rayfed.analysis.settings import Setting
 from rayfed.analysis.sweep_folder import SweepFolder, is_sweep
 from rayfed.errors import RunError, nearest
+from rayfed.evidence import outcomes, pareto, settings
 from rayfed.evidence.arms import arm_names
 from rayfed.evidence.baseline_check import mark_idle
 from rayfed.evidence.knowledge_pairs import mark_outdone
@@ -31,9 +30,12 @@ from rayfed.evidence.paired import (
     paired_table,
 )
 from rayfed.evidence.rows import Row, measured
+from rayfed.evidence.settings import Setting
 from rayfed.evidence.success import CURVE_METRICS, AttackGroup, group_by_attack, success_curve, success_table
 from rayfed.evidence.verdicts import VERDICTS, RunEvidence, Verdict, read_evidence
 from rayfed.evidence.victims import Victim, estimate_over_victims, victims_by_attack
+from rayfed.report.text.outcomes import with_reason_texts
+from rayfed.report.text.settings import UNFINISHED
 from rayfed.store import exits
 from rayfed.store.finding import Finding
 from rayfed.store.folder import RunFolder
@@ -94,7 +96,7 @@ class Results(ABC):
         """Return the outcomes: one row for every arm and attack; for a sweep, also for every trial."""
         return self.table(OUTCOMES)
 
-    def settings(self, source: str = "") -> list[settings.Setting]:
+    def settings(self, source: str = "") -> list[Setting]:
         """Return the outcomes grouped by arm, attack and swept values, with intervals over repeats."""
         found = settings.settings(self.outcomes().to_pylist(), self.fields, source, self.scenario)
         return mark_idle(mark_outdone(found, self.scenario), self.scenario)
@@ -114,7 +116,7 @@ class Results(ABC):
     def front(
         self, leakage: str, utility: str, cost: str | None = None, attack: str | None = None
     ) -> pareto.ParetoFront:
-        """Return the Pareto front of the settings; see `rayfed.analysis.pareto.front`."""
+        """Return the Pareto front of the settings; see `rayfed.evidence.pareto.front`."""
         return pareto.front(self.settings(), leakage, utility, cost, attack)
 
     def success_rates(self, *metrics: str, thresholds: Sequence[float] | None = None) -> pa.Table:
@@ -185,16 +187,14 @@ class Run(Results):
             return paired_table(self.paired())
         if name == VERDICTS:
             return table_from(self.evidence().rows, Finding)
-        return (
-            outcomes.outcomes_table(outcomes.outcomes(self.folder))
-            if name == OUTCOMES
-            else self.folder.read_table(name)
-        )
+        if name == OUTCOMES:
+            return outcomes.outcomes_table(with_reason_texts(outcomes.outcomes(self.folder)))
+        return self.folder.read_table(name)
 
     @property
     def unfinished(self) -> str:
         """Return a sentence on a run that did not finish; empty for a finished run."""
-        return "" if exits.over(self.status) or not self.status else settings.UNFINISHED
+        return "" if exits.over(self.status) or not self.status else UNFINISHED
 
     def verdicts(self) -> list[Verdict]:
         """Return the verdict on each arm, as in the report and the terminal."""
@@ -288,7 +288,7 @@ class Sweep(Results):
         runs = dict.fromkeys(row["run"] for one in met for row in one.rows)
         attacks = {run: sweep.trial(run).read_table("attacks").to_pylist() for run in runs}
 
-        def rows(one: settings.Setting) -> list[Row]:
+        def rows(one: Setting) -> list[Row]:
             found = (row for trial in one.rows for row in attacks[trial["run"]])
             return [row for row in found if (row["arm"], row["attack"]) == (one.arm, one.attack)]
 

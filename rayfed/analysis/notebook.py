@@ -10,10 +10,11 @@ from io import BytesIO
 import numpy as np
 from PIL import Image
 
-from rayfed.analysis.figures import Grid, grid, said
 from rayfed.analysis.pictures import Picture
-from rayfed.analysis.settings import Setting
 from rayfed.evidence.rows import Row
+from rayfed.evidence.settings import Setting
+from rayfed.report.text.figures import value_text
+from rayfed.report.text.tables import Grid, grid
 
 MOST = 20
 """Maximum number of settings to show."""
@@ -42,7 +43,7 @@ def _table(settings: Grid) -> str:
 
 
 def _pair(picture: Picture, psnr: float) -> str:
-    score = said("psnr", psnr)
+    score = value_text("psnr", psnr)
     of = f"{picture.arm}, {picture.attack}: image {picture.sample} of client {picture.victim}"
     images = _image(picture.true, f"true, {of}") + _image(picture.reconstructed, f"reconstructed, {of}, {score}")
     caption = f"{escape(picture.arm)}<br>{escape(picture.attack)}<br>{escape(score)}"

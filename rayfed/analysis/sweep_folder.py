@@ -11,8 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rayfed.analysis.outcomes import outcomes_table
 from rayfed.errors import RunError
+from rayfed.evidence.outcomes import outcomes_table
+from rayfed.report.text.outcomes import with_reason_texts
 from rayfed.store.folder import SCENARIO, RunFolder, checked, completed
 from rayfed.store.renamed import OUTCOMES, with_present_names
 
@@ -103,7 +104,8 @@ class SweepFolder:
     def write_outcomes(self, rows: Sequence[dict[str, Any]]) -> None:
         """Replace the table of outcomes by the given rows."""
         buffer = BytesIO()
-        pq.write_table(outcomes_table(rows, self.fields, trials=True), buffer, compression="zstd")
+        table = outcomes_table(with_reason_texts(rows), self.fields, trials=True)
+        pq.write_table(table, buffer, compression="zstd")
         self.files.write_bytes(OUTCOMES_FILE, buffer.getvalue())
 
 

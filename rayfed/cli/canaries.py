@@ -39,11 +39,11 @@ def canaries(
         rayfed canaries noniid --canaries 5000
     """
     with errors_for_people(debug):
-        from rayfed.analysis.formats import share
         from rayfed.engine.bounds import BoundExceeded
         from rayfed.engine.canaries import audited
         from rayfed.engine.inputs import prepare
         from rayfed.privacy.printing import at_least, at_most
+        from rayfed.report.text.formats import share
 
         rows, above = [], []
         inputs = prepare(load(scenario, changes))

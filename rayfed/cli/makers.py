@@ -177,9 +177,9 @@ def train_recogniser(
     """
     with errors_for_people(debug):
         loaded = load(scenario, changes)
-        from rayfed.analysis.formats import share
         from rayfed.metrics.top import TOP, chance
         from rayfed.pretraining import recogniser
+        from rayfed.report.text.formats import share
 
         def progress(epoch: int, epochs: int, loss: float) -> None:
             if not quiet and epoch % max(1, epochs // 10) == 0:

@@ -252,7 +252,7 @@ def _show(
     say: Callable[[str], None],
 ) -> None:
     """Print one line per attack as results arrive, and write the reconstructions, which are not scored."""
-    from rayfed.analysis.formats import NONE
+    from rayfed.report.text.formats import NONE
     from rayfed.report.unscored import NOT_MEASURED, rows_of, write_unscored
     from rayfed.store.folder import RunFolder
 

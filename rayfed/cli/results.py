@@ -15,7 +15,7 @@ from rayfed.report.terminal import console
 
 if TYPE_CHECKING:
     from rayfed.analysis.loading import Results
-    from rayfed.analysis.recommend import Recommendation
+    from rayfed.evidence.recommend import Recommendation
 
 commands = typer.Typer()
 LEAKAGE_PANEL = "Bounds on leakage"
@@ -157,8 +157,9 @@ def recommend(
         rayfed recommend runs/SWEEP --max-psnr 15 --worst --where 'label_accuracy<=0.5'
     """
     with errors_for_people(debug):
-        from rayfed.analysis import recommend as choice
         from rayfed.analysis.loading import load
+        from rayfed.evidence import recommend as choice
+        from rayfed.report.recommendation import rerun_commands
         from rayfed.store import exits
 
         limits = {
@@ -174,13 +175,13 @@ def recommend(
             "bytes_up<=": max_bytes,
         }
         asked = [f"{measure}{limit!r}" for measure, limit in limits.items() if limit is not None] + (where or [])
-        bounds = [choice.bound(text) for text in asked]
+        bounds = [choice.parse_bound(text) for text in asked]
         if worst:
-            bounds = [choice.of_worst_image(bound) for bound in bounds]
+            bounds = [choice.bound_on_best(bound) for bound in bounds]
         results = load(run)
-        costs = None if cheapest is None else (choice.cost(cheapest),)
+        costs = None if cheapest is None else (choice.check_cost(cheapest),)
         found = choice.recommend(results.settings(), bounds, costs)
-        _print(found, choice.rerun(results, found.chosen))
+        _print(found, rerun_commands(results, found.chosen))
         if not exits.over(results.status):
             state = results.status.get("state") or "not started"
             print(f"note: {run} is not finished ({state}); only its finished trials are compared")
@@ -222,9 +223,9 @@ def compare(
     """
     with errors_for_people(debug):
         from rayfed.analysis import compare as comparison
-        from rayfed.analysis.figures import grid
         from rayfed.analysis.loading import load
         from rayfed.report.text.paired import paired_grid
+        from rayfed.report.text.tables import grid
         from rayfed.report.words import sweep_verdicts
 
         found = comparison.compare([load(run) for run in runs], against)

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from rayfed import seeds
-from rayfed.analysis.formats import duration
 from rayfed.attacks.base import Guess, Inference, failed
 from rayfed.attacks.telling import Standing
 from rayfed.client import plan
@@ -23,6 +22,7 @@ from rayfed.engine.executor import Call, Crashed, Done, Hear, Overdue, Ref, Run
 from rayfed.engine.progress import NoteOnce, Progress
 from rayfed.engine.tables import RoundTables, Scored
 from rayfed.errors import UserError
+from rayfed.report.text.formats import duration
 from rayfed.scenario import AttackSpec, ResolvedArm, Scenario
 from rayfed.store.schemas import TABLES, UNPLAYED, WANT_OF_TIME
 

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from rayfed import scenario as scenarios
 from rayfed.analysis.audit import DEFENCES, TWINS, UNDEFENDED, Plan, called, title
-from rayfed.analysis.formats import duration
 from rayfed.documents import load_yaml
 from rayfed.engine.attacking import Allowance, Spare
 from rayfed.engine.fitting import (
@@ -37,6 +36,7 @@ from rayfed.evidence.criteria import Criterion
 from rayfed.evidence.methods import FEWEST
 from rayfed.metrics.known import NOUNS
 from rayfed.models.describe import described
+from rayfed.report.text.formats import duration
 from rayfed.scenario import Scenario
 from rayfed.store.schemas import UNPLAYED
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from optuna.trial import TrialState
 
-from rayfed.analysis import outcomes
 from rayfed.analysis.sweep_folder import TRIALS
 from rayfed.engine import runs
 from rayfed.engine.gpus import gpus_here
@@ -15,6 +14,7 @@ from rayfed.engine.local import local
 from rayfed.engine.progress import Progress
 from rayfed.engine.sweeps import SweepRecorder, objectives_of, swept, trials_of
 from rayfed.errors import UserError
+from rayfed.evidence import outcomes
 from rayfed.scenario import Scenario
 from rayfed.scenario.trials import scenario_of
 from rayfed.store.exits import exit_of

@@ -12,7 +12,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from rayfed import seeds
-from rayfed.analysis.outcomes import held
+from rayfed.evidence.outcomes import table_value
 from rayfed.metrics.measures import MEASURES
 from rayfed.scenario import Scenario, Sweep
 from rayfed.scenario.sweep import Range
@@ -104,7 +104,7 @@ def _known(scenario: Scenario, tried: Tried) -> FrozenTrial:
 
 def _index(values: list[Any], value: Any) -> int:
     """Return the index of a stored value in a list of values."""
-    return [str(held(one)) for one in values].index(str(value))
+    return [str(table_value(one)) for one in values].index(str(value))
 
 
 def _name(path: str) -> str:

@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from rayfed import scenario as scenarios
-from rayfed.analysis import outcomes
-from rayfed.analysis.settings import Setting, estimate
 from rayfed.analysis.sweep_folder import TRIALS, SweepFolder
 from rayfed.engine.continuing import check_begun, check_streams, same_gpus, what_counts
 from rayfed.engine.environment import note_environment
@@ -19,6 +17,8 @@ from rayfed.engine.machine import check_arithmetic
 from rayfed.engine.progress import SweepProgress
 from rayfed.engine.search import Search, Tried, search
 from rayfed.errors import LeaseError, RunError, plain
+from rayfed.evidence import outcomes
+from rayfed.evidence.settings import Setting, estimate
 from rayfed.scenario import Scenario, Sweep
 from rayfed.scenario.trials import Trial, check_values, fields_of, planned
 from rayfed.store import exits, run_key
@@ -227,7 +227,7 @@ class SweepRecorder:
             "status": "finished" if ended else "failed" if error else "stopped",
             "error": None if ended else status.get("error") or plain(error) if error else None,
             "run": run,
-            **{path: outcomes.held(value) for path, value in trial.values.items()},
+            **{path: outcomes.table_value(value) for path, value in trial.values.items()},
         }
         found = outcomes.outcomes(folder) if folder.exists("scenario.yaml") else []
         return [row | known for row in found] or [{"arm": trial.arm, "attack": None} | known]

@@ -94,3 +94,9 @@ def has_user_defence(scenario: Mapping[str, Any], arm: str) -> bool:
     names = [str(spec["name"] if isinstance(spec, Mapping) else spec) for spec in specs]
     known = registry.table("defences")
     return not all(known.get(name, name).startswith("rayfed.") for name in names)
+
+
+def component_text(component: Row) -> str:
+    """Return a component of an arm: `name (parameter value, ...)`."""
+    parameters = ", ".join(f"{key} {value}" for key, value in component.items() if key != "name")
+    return f"{component['name']} ({parameters})" if parameters else str(component["name"])

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rayfed.analysis.settings import Setting
 from rayfed.evidence.arms import arm_and_opponent, arm_spec, is_undefended
 from rayfed.evidence.rows import measured
+from rayfed.evidence.settings import Setting
 
 
 def mark_idle(settings: Sequence[Setting], scenario: Mapping[str, Any]) -> list[Setting]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
-from rayfed.analysis.settings import Estimate, Setting, estimate
+from rayfed.evidence.settings import Estimate, Setting, estimate
 
 LABEL_MEASURE = "label_accuracy"
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from math import isclose
 from typing import Any
 
-from rayfed.analysis.settings import Setting, of_attacks
 from rayfed.evidence.arms import is_undefended
 from rayfed.evidence.rows import Knowledge, knowledge_in
+from rayfed.evidence.settings import Setting, of_attacks
 from rayfed.metrics.measures import JUDGED, MEASURES, extreme_of
 
 _DEFENCE_GRANTS = {Knowledge.DEFENCE, Knowledge.CODE}

@@ -63,7 +63,7 @@ class NextStep:
 
 @dataclass(frozen=True)
 class Situation:
-    """Verdicts of a run, and what an audit left out for lack of time."""
+    """Verdicts of a run, and the parts that an audit left out for lack of time."""
 
     evidence: RunEvidence
     time_known: bool

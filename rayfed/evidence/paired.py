@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from rayfed.analysis.figures import SHOWN
-from rayfed.analysis.settings import Setting, estimate, of_attacks, of_rebuilt
 from rayfed.errors import UserError, nearest
+from rayfed.evidence.figures import SHOWN
+from rayfed.evidence.settings import Setting, estimate, of_attacks, of_rebuilt
 from rayfed.evidence.victims import Victim
 from rayfed.metrics.measures import MEASURES
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Any
 
-from rayfed.analysis.settings import CONFIDENCE, Estimate, Setting, pair_of
 from rayfed.evidence.attack_results import summarise_inferences, summarise_leakage
 from rayfed.evidence.attack_status import has_failed
 from rayfed.evidence.rows import Row, group_rows
+from rayfed.evidence.settings import CONFIDENCE, Estimate, Setting, pair_of
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.measures import JUDGED, MEASURES
 from rayfed.metrics.roc import share

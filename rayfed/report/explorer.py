@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rayfed.analysis.figures import short_names
-from rayfed.analysis.formats import in_words
-from rayfed.analysis.promises import mixed
-from rayfed.analysis.settings import Estimate, Setting, by_values, estimate
 from rayfed.evidence.attack_results import attack_input
+from rayfed.evidence.guarantee_compat import mixed_guarantees
 from rayfed.evidence.rows import Row
+from rayfed.evidence.settings import Estimate, Setting, by_values, estimate
 from rayfed.metrics.measures import MEASURES
 from rayfed.report.svg import SERIES
 from rayfed.report.text.attacks import attack_input_text
+from rayfed.report.text.formats import in_words
+from rayfed.report.text.settings import weakness_text
+from rayfed.report.text.tables import short_names
 from rayfed.store.finding import State
 
 PREFERRED = ("psnr", "test_accuracy")
@@ -64,7 +65,7 @@ class Entry:
         if first.get("trial") is not None:
             runs = ", ".join(row["run"] for row in self.setting.rows if row.get("run"))
             parts.append(f"Trials: {runs or first['trial']}.")
-        parts += [f"Not on the front: {why}." for why in (self.setting.useless, self.setting.unproven) if why]
+        parts += [f"Not on the front: {weakness_text(one, self.setting)}." for one in self.setting.weaknesses]
         count = len(self.setting.rows)
         if self.setting.collapsed:
             parts.append(f"The accuracy is at chance level in {self.setting.collapsed} of {count} repeats.")
@@ -157,7 +158,7 @@ class Explorer:
             "attack": entry.setting.attack,
             "note": entry.note,
             "finished": entry.status == "finished",
-            "compared": not entry.setting.useless and not entry.setting.unproven,
+            "compared": not entry.setting.weaknesses,
             "values": {
                 name: [e.mean, *(e.interval or (None, None)), interval(name, e)] for name, e in entry.values.items()
             },
@@ -200,7 +201,7 @@ def explore(
 
 def _comparable(columns: Sequence[str], entries: Sequence[Entry]) -> list[str]:
     shown = [entry.setting for entry in entries]
-    return [name for name in columns if not mixed(shown, name)]
+    return [name for name in columns if not mixed_guarantees(shown, name)]
 
 
 def interval(name: str, value: Estimate) -> str:

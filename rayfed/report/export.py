@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from rayfed.analysis.figures import OUTDONE, PARTLY, UNPROVEN, USELESS, Grid, grid
-from rayfed.analysis.formats import NONE
 from rayfed.analysis.loading import OUTCOMES, PAIRED, Results
 from rayfed.errors import UserError, nearest
 from rayfed.evidence.paired import paired_table
 from rayfed.evidence.rows import Row
 from rayfed.privacy.printing import at_least, at_most
 from rayfed.report.caption import label, played
+from rayfed.report.text.figures import OUTDONE, PARTLY, UNPROVEN, USELESS
+from rayfed.report.text.formats import NONE
 from rayfed.report.text.marks import FAILED
 from rayfed.report.text.paired import NO_PAIRS, paired_grid
+from rayfed.report.text.tables import Grid, grid
 from rayfed.store.schemas import TABLES
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def export(
     CSV has the rows of the table. Text that a spreadsheet would read as a formula gets a leading apostrophe. LaTeX
     (packages booktabs and graphicx) and Markdown have the outcomes by setting, with the mean and half the 95 % interval
     over repeats (of a run: over victims), and other tables unchanged. The best values are bold. `columns` has the
-    headings of these columns by name (`rayfed.analysis.figures.grid`), or of the measures of the table of differences.
+    headings of these columns by name (`rayfed.report.text.tables.grid`), or of the measures of the differences.
     Differences are to the arm `against`, by default the first. Columns of images are left out.
 
     Raises `UserError` for an unknown format, table, column or arm, and for options that exclude each other.

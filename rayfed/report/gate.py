@@ -12,11 +12,11 @@ from typing import Any, Literal
 from xml.etree import ElementTree as xml
 
 from rayfed.analysis.baseline import Change, attacked, changes, updates
-from rayfed.analysis.formats import NONE
 from rayfed.analysis.gate import Bound, Check, Played, State
 from rayfed.errors import UserError
 from rayfed.evidence.verdicts import collect_evidence
 from rayfed.metrics.known import METRICS, leading
+from rayfed.report.text.formats import NONE
 from rayfed.report.text.next_step import next_step_text
 from rayfed.store import exits
 from rayfed.store.folder import RunFolder

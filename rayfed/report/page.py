@@ -17,14 +17,15 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 from plotly.offline import get_plotlyjs
 
-from rayfed.analysis.formats import FILTERS
+from rayfed.evidence.arms import component_text
 from rayfed.evidence.attack_results import AttackInput, attack_input
 from rayfed.evidence.criteria import Criterion
 from rayfed.evidence.rows import Row, labels_given
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.metrics.measures import JUDGED, MEASURES
 from rayfed.report import svg
-from rayfed.report.text.attacks import attack_input_text, component_text
+from rayfed.report.text.attacks import attack_input_text
+from rayfed.report.text.formats import FILTERS
 from rayfed.report.text.proved_bounds import measure_text
 from rayfed.report.text.reasons import judgement_text
 from rayfed.report.text.verdicts import badge_text
@@ -86,7 +87,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
 
 @lru_cache
 def environment() -> Environment:
-    """Return the Jinja environment of the reports, with the functions of `rayfed.analysis.formats` as filters.
+    """Return the Jinja environment of the reports, with the functions of `rayfed.report.text.formats` as filters.
 
     It is cached, because compiling the templates takes as long as drawing the charts of a report.
     """

@@ -1,16 +1,27 @@
-"""Text of `rayfed recommend`: the recommended setting, the checked bounds and remarks."""
+"""Text of `rayfed recommend`: the recommended setting, the checked bounds, remarks, and commands that rerun it."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from rayfed.analysis.figures import CUT, SINGLE, said, said_with_interval
-from rayfed.analysis.formats import NONE
-from rayfed.analysis.recommend import SIMULATED, BoundCheck, Recommendation
-from rayfed.analysis.settings import Estimate, Setting
+from rayfed.evidence.arms import arm_and_opponent
+from rayfed.evidence.outcomes import yaml_line
+from rayfed.evidence.recommend import SIMULATED, Bound, BoundCheck, Candidate, Recommendation
+from rayfed.evidence.settings import Estimate, Setting
 from rayfed.metrics.measures import MEASURES
 from rayfed.privacy.printing import at_most, caution
+from rayfed.report.text.figures import interval_text, value_text
+from rayfed.report.text.formats import NONE
 from rayfed.report.text.marks import count_text
+from rayfed.report.text.settings import partly_inconclusive_text, weakness_text
+from rayfed.report.text.tables import CUT, SINGLE
+from rayfed.store.finding import State
+from rayfed.store.folder import SCENARIO
+
+if TYPE_CHECKING:
+    from rayfed.analysis.loading import Results
 
 _NAMED = 3
 """Maximum number of settings that a remark lists."""
@@ -18,12 +29,18 @@ _NAMED = 3
 
 def answer(found: Recommendation) -> str:
     """Return a sentence: how many settings satisfy the bounds, and by which cost the recommended setting was chosen."""
-    bounds = ", ".join(map(str, found.bounds))
+    bounds = ", ".join(map(bound_text, found.bounds))
     if not found.meeting:
         return f"No setting of {found.candidates} satisfies {bounds}. Smallest excess:"
     costs = ", then ".join(MEASURES[name].title for name in found.costs)
     verb = "satisfies" if found.meeting == 1 else "satisfy"
     return f"{found.meeting} of {_settings(found.candidates)} {verb} {bounds}. Cheapest ({costs}):"
+
+
+def bound_text(bound: Bound) -> str:
+    """Format a bound: `PSNR ≤ 12 dB`."""
+    sign = "≤" if bound.at_most else "≥"
+    return f"{MEASURES[bound.measure].title} {sign} {value_text(bound.measure, bound.limit)}"
 
 
 def headings(found: Recommendation) -> tuple[str, str, str, str]:
@@ -35,19 +52,21 @@ def headings(found: Recommendation) -> tuple[str, str, str, str]:
 def judged(check: BoundCheck) -> list[str]:
     """Return the row of one checked bound: bound, measured value, result, attack."""
     bound, estimate = check.bound, check.estimate
-    if check.setting and estimate is None:
-        return [str(bound), NONE, "nothing to attack: updates are hidden", NONE]
-    if check.setting is None or estimate is None:
-        return [str(bound), NONE, "no guarantee" if MEASURES[bound.measure].proved else "not measured", NONE]
+    if check.setting is None:
+        result = "no guarantee" if MEASURES[bound.measure].proved else "not measured"
+        return [bound_text(bound), NONE, result, NONE]
+    if estimate is None:
+        return [bound_text(bound), NONE, "nothing to attack: updates are hidden", NONE]
     attack = check.setting.attack if bound.on_attacks else None
-    return [str(bound), said_with_interval(bound.measure, estimate), _result(check, estimate), attack or NONE]
+    measured = interval_text(bound.measure, estimate)
+    return [bound_text(bound), measured, _result(check, estimate), attack or NONE]
 
 
 def _result(check: BoundCheck, estimate: Estimate) -> str:
     """Return whether a measured value satisfies its bound."""
     bound = check.bound
     if check.share:
-        excess = said(bound.measure, bound.excess(estimate.mean))
+        excess = value_text(bound.measure, bound.excess(estimate.mean))
         return f"{'exceeded' if bound.at_most else 'missed'} by {excess} ({100 * check.share:.0f} % of the range)"
     if check.sure is None:
         return "satisfied (single run)"
@@ -60,43 +79,53 @@ def remarks(found: Recommendation) -> list[str]:
     return [
         _costs(chosen, found.costs),
         _guarantee(chosen),
-        *_of_evidence(found, chosen),
-        *_of_repeats(found, chosen),
-        *_of_others(found, chosen),
+        *_on_evidence(found, chosen),
+        *_on_failed_attacks(found),
+        *_on_repeats(found, chosen),
+        *_on_others(found, chosen),
     ]
 
 
-def _of_evidence(found: Recommendation, chosen: Setting) -> list[str]:
+def _on_evidence(found: Recommendation, chosen: Setting) -> list[str]:
     """Return why the measured leakage may not be reliable."""
     lines = []
-    if any(row.get("verdict") == "leaks" for row in chosen.rows):
+    if any(row.get("verdict") == State.LEAKS for row in chosen.rows):
         lines.append("LEAKS: an attack reconstructed samples better than the baseline, although the bounds allow it.")
-    if chosen.unproven_in_part:
-        lines.append(f"{chosen.unproven_in_part}. Low leakage in these repeats is no evidence of protection.")
+    if chosen.inconclusive:
+        lines.append(f"{partly_inconclusive_text(chosen)}. Low leakage in these repeats is no evidence of protection.")
     if chosen.collapsed:
         lines.append(f"Accuracy is at chance level in {chosen.collapsed} of {len(chosen.rows)} repeats.")
-    asked = [one for one in found.chosen.settings if "inferred" in one.measures]
-    idle = [str(one.attack) for one in asked if one.idle]
-    if 0 < len(idle) < len(asked) and any(bound.measure == "inferred" for bound in found.bounds):  # all: `refused`
+    inferring = [one for one in found.chosen.settings if "inferred" in one.measures]
+    idle = [str(one.attack) for one in inferring if one.idle]
+    bounded = any(bound.measure == "inferred" for bound in found.bounds)
+    if bounded and 0 < len(idle) < len(inferring):  # if all are idle, the setting is in `refused`
         lines.append(f"{' and '.join(idle)}: not shown to exceed chance without a defence.")
-    if any(check.bound.on_attacks for check in found.chosen.checks):
-        broken = {one.attack: one.unanswered for one in found.chosen.settings if one.unanswered[0]}
-        for attack, counts in broken.items():
-            lines.append(
-                f"{attack}: diverged or failed on {count_text(*counts)} updates. The result may underestimate leakage."
-            )
-    if any(check.setting and check.estimate is None for check in found.chosen.checks):
+    return lines
+
+
+def _on_failed_attacks(found: Recommendation) -> list[str]:
+    """Return the attacks without a result, and whether updates are hidden."""
+    lines = []
+    checks = found.chosen.checks
+    if any(check.bound.on_attacks for check in checks):
+        for one in found.chosen.settings:
+            if one.unanswered[0]:
+                count = count_text(*one.unanswered)
+                lines.append(
+                    f"{one.attack}: diverged or failed on {count} updates. The result may underestimate leakage."
+                )
+    if any(check.setting and check.estimate is None for check in checks):
         lines.append("Updates are hidden from these attacks. The sum of the updates was not attacked.")
     return lines
 
 
-def _of_repeats(found: Recommendation, chosen: Setting) -> list[str]:
-    """Return how many repeats the measured values rest on, and how to read them."""
+def _on_repeats(found: Recommendation, chosen: Setting) -> list[str]:
+    """Return the number of repeats of the measured values, and how to read them."""
     repeats = max(estimate.n for estimate in chosen.measures.values())
     if repeats == 1:
         lines = [SINGLE]
     else:
-        wide = ", which is 12.7 standard errors wide to each side for two repeats" * (repeats == 2)
+        wide = ", which is 12.7 standard errors wide to each side for two repeats" if repeats == 2 else ""
         lines = [f'Values are means over {repeats} repeats. "Whole interval" is the 95 % interval{wide}.']
     measured = [check.estimate for check in found.chosen.checks] + [chosen.measures.get(name) for name in found.costs]
     if any(one and one.cut and one.interval for one in measured):
@@ -106,22 +135,33 @@ def _of_repeats(found: Recommendation, chosen: Setting) -> list[str]:
     return lines
 
 
-def _of_others(found: Recommendation, chosen: Setting) -> list[str]:
+def _on_others(found: Recommendation, chosen: Setting) -> list[str]:
     """Return remarks on the settings that were not chosen."""
     lines = []
     if not found.meeting:
         lines.append("Excesses are compared relative to the range of all settings' values and the bound.")
     if found.unattacked:
-        titles = ", ".join([*found.unattacked[:_NAMED], *["..."] * (len(found.unattacked) > _NAMED)])
-        lines.append(f"Not attacked, so their leakage is unknown: {_settings(len(found.unattacked))} ({titles}).")
-    for why in dict.fromkeys(found.refused.values()):
-        titles = "; ".join(title for title, reason in found.refused.items() if reason == why)
-        lines.append(f"Not recommended: {titles}. Reason: {why}.")
+        titles = [one.title for one in found.unattacked[:_NAMED]]
+        if len(found.unattacked) > _NAMED:
+            titles.append("...")
+        count = _settings(len(found.unattacked))
+        lines.append(f"Not attacked, so their leakage is unknown: {count} ({', '.join(titles)}).")
+    lines += _on_refused(found)
     if found.tied:
-        lines.append(f"Not significantly more expensive: {', '.join(found.tied[:_NAMED])}.")
+        titles = [one.title for one in found.tied[:_NAMED]]
+        lines.append(f"Not significantly more expensive: {', '.join(titles)}.")
     elif found.candidates > 1 and any(_timed_once(chosen, name) for name in found.costs[:1]):
         lines.append("Time was measured once, so another setting may be as cheap.")
     return lines
+
+
+def _on_refused(found: Recommendation) -> list[str]:
+    """Return the settings that are never recommended, by reason."""
+    titles: dict[str, list[str]] = {}
+    for setting, weaknesses, idle_attacks in found.refused:
+        reason = "; ".join(weakness_text(one, setting, idle_attacks) for one in weaknesses)
+        titles.setdefault(reason, []).append(setting.title)
+    return [f"Not recommended: {'; '.join(names)}. Reason: {reason}." for reason, names in titles.items()]
 
 
 def _timed_once(chosen: Setting, cost: str) -> bool:
@@ -131,7 +171,7 @@ def _timed_once(chosen: Setting, cost: str) -> bool:
 
 
 def _costs(chosen: Setting, costs: Sequence[str]) -> str:
-    known = [f"{MEASURES[c].title} {said_with_interval(c, chosen.measures[c])}" for c in costs if c in chosen.measures]
+    known = [f"{MEASURES[c].title} {interval_text(c, chosen.measures[c])}" for c in costs if c in chosen.measures]
     return f"Cost: {', '.join(known)}" if known else "Cost: not measured"
 
 
@@ -147,4 +187,31 @@ def _guarantee(chosen: Setting) -> str:
 
 
 def _settings(count: int) -> str:
-    return f"{count} setting{'s' * (count != 1)}"
+    return "1 setting" if count == 1 else f"{count} settings"
+
+
+def rerun_commands(results: Results, chosen: Candidate) -> dict[str, str]:
+    """Return the shell commands that rerun a candidate; keys describe what each command runs."""
+    row, scenario = chosen.settings[0].rows[0], f"{results.url}/{SCENARIO}"
+    arms = results.scenario.get("arms") or {}
+    if row.get("run"):
+        values = [f"{path}={yaml_line(value)}" for path, value in chosen.settings[0].fields.items()]
+        first = _launch(f"{results.url}/{row['run']}/{SCENARIO}")
+        return {
+            "this setting, with the seed of its first repeat": first,
+            "all arms, with these values": _launch(scenario, "sweep=null", *values),
+        }
+    if len(arms) < 2:
+        return {"the run": _launch(scenario)}
+    name = row["arm"] if row["arm"] in arms else arm_and_opponent(results.scenario, row["arm"])[0]
+    own = arms[name]
+    if isinstance(own, dict):
+        own = {key: value for key, value in own.items() if value}
+    return {"this arm": _launch(scenario, f"arms={yaml_line({name: own})}"), "all arms": _launch(scenario)}
+
+
+def _launch(scenario: str, *changes: str) -> str:
+    options = []
+    for change in changes:
+        options += ["--set", change]
+    return shlex.join(["rayfed", "launch", scenario, *options])

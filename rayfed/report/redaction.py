@@ -29,7 +29,7 @@ REDACTED = "report-redacted.html"
 _DROPPED = ("partition", "scores", "private")
 """Tables on clients' data that a redacted copy leaves out: classes, scores of validators, private layers."""
 _WORD = re.compile(r"[^\s,()+]+")
-_KEPT = ("arm", "attack", "status", "trial", "run", "verdict", "result")
+_KEPT = ("arm", "attack", "status", "trial", "run", "verdict", "result", "doubt")
 """Columns of the outcomes with names of the scenario or values of rayfed only."""
 
 

@@ -11,9 +11,6 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
-from rayfed.analysis.formats import share
-from rayfed.analysis.outcomes import outcomes
-from rayfed.analysis.settings import settings
 from rayfed.evidence.arms import arm_names
 from rayfed.evidence.attack_results import (
     InferenceResult,
@@ -28,10 +25,12 @@ from rayfed.evidence.criteria import Criterion, noun_of
 from rayfed.evidence.knowledge_pairs import failed_attacks, mark_outdone
 from rayfed.evidence.label_mix import LabelMix, compute_label_mix
 from rayfed.evidence.methods import closed_forms
+from rayfed.evidence.outcomes import outcomes
 from rayfed.evidence.paired import compare_pairs, group_by_victim
 from rayfed.evidence.proved_bounds import BoundComparison, attacks_without_bound, compare_bounds, nontrivial_comparisons
 from rayfed.evidence.robustness import robustness_matrix
 from rayfed.evidence.rows import Row, distortions, group_rows, measured
+from rayfed.evidence.settings import settings
 from rayfed.evidence.training import ArmSummary, add_virtual_time, summarise_arms
 from rayfed.evidence.verdicts import VERDICTS, closest, criterion_of, read_evidence, write_verdicts
 from rayfed.evidence.victims import victims_by_attack
@@ -48,6 +47,7 @@ from rayfed.report.samples import Samples, shown
 from rayfed.report.success_plots import success_rates
 from rayfed.report.svg import Chart, svg
 from rayfed.report.text.attacks import threshold_text
+from rayfed.report.text.formats import share
 from rayfed.report.text.knowledge_pairs import failed_attack_text
 from rayfed.report.text.marks import count_text
 from rayfed.report.text.next_step import next_step_text

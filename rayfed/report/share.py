@@ -100,13 +100,20 @@ def _without_reasons(source: RunFolder, name: str) -> bytes:
     """Return the file of a sweep's outcomes without errors, and without reasons that may have an attack's message."""
     try:
         table = with_present_names(table_of(source.read_bytes(name)), OUTCOMES)
-        known = set(REASONS.values())
         for column in {"error", "reason"} & set(table.column_names):
-            texts = [text if text is None or text in known else LEFT_OUT for text in table[column].to_pylist()]
+            doubts = table["doubt"].to_pylist() if column == "reason" else [None] * len(table)
+            texts = map(_known_reason, table[column].to_pylist(), doubts)
             table = table.set_column(table.column_names.index(column), column, pa.array(texts, pa.string()))
     except (pa.ArrowException, KeyError) as error:
         raise _unreadable(source, name, error) from error
     return _parquet(table)
+
+
+def _known_reason(text: str | None, doubt: str | None) -> str | None:
+    """Return the text of an enumerated reason; other texts are left out."""
+    if doubt:
+        return REASONS[Reason(doubt)]
+    return LEFT_OUT if text else text
 
 
 def _with_known_messages(source: RunFolder, name: str) -> bytes:

@@ -17,8 +17,7 @@ from hashlib import sha256
 from typing import Any
 
 from rayfed import registry
-from rayfed.analysis.formats import NONE, duration, near, points, share, size
-from rayfed.evidence.arms import arm_names
+from rayfed.evidence.arms import arm_names, component_text
 from rayfed.evidence.attack_results import (
     InferenceResult,
     Leakage,
@@ -45,8 +44,9 @@ from rayfed.report.page import flat, optional_document
 from rayfed.report.pictures import key
 from rayfed.report.provenance import attacked_weights
 from rayfed.report.samples import Samples, shown
-from rayfed.report.text.attacks import attack_input_text, component_text
+from rayfed.report.text.attacks import attack_input_text
 from rayfed.report.text.findings import PARTS
+from rayfed.report.text.formats import NONE, duration, near, points, share, size
 from rayfed.report.text.membership import auc_text, unknown_rates_text
 from rayfed.report.text.proved_bounds import comparison_text
 from rayfed.report.text.reasons import REASONS, attack_text, doubt_text, no_results_text, not_run_text

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from rayfed.analysis.settings import Setting, settings
 from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.errors import noting_errors
 from rayfed.evidence.arms import arm_names
@@ -19,6 +18,7 @@ from rayfed.evidence.knowledge_pairs import failed_attacks, mark_outdone
 from rayfed.evidence.label_mix import compute_label_mix
 from rayfed.evidence.paired import compare_pairs, group_by_seed
 from rayfed.evidence.rows import Row, measured
+from rayfed.evidence.settings import Setting, settings
 from rayfed.evidence.spread import Spread, measure_spread
 from rayfed.evidence.verdicts import closest, criterion_of
 from rayfed.metrics.measures import MEASURES

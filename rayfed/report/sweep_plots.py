@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator, PercentFormatter
 from matplotlib.transforms import ScaledTranslation
 
-from rayfed.analysis.settings import Setting
+from rayfed.evidence.settings import Setting
 from rayfed.metrics.measures import MEASURES
 from rayfed.report.plots import FEWEST
 from rayfed.report.svg import SERIES, Chart, clean, dash, dashes, series, short, svg

@@ -11,13 +11,13 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from rayfed.analysis.formats import NONE, duration, points, share
 from rayfed.evidence.attack_results import InferenceResult
 from rayfed.evidence.criteria import Criterion
 from rayfed.evidence.robustness import OpponentResult, RobustnessMatrix
 from rayfed.evidence.rows import labels_given, measured
 from rayfed.evidence.training import ArmSummary
 from rayfed.report.results_text import STATES, value_text
+from rayfed.report.text.formats import NONE, duration, points, share
 from rayfed.report.text.reasons import ATTACKERS
 from rayfed.store.finding import Finding
 

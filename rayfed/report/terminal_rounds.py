@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rayfed.analysis.formats import share
+from rayfed.report.text.formats import share
 
 _WIDTH = 16
 """Minimum width of an arm's column."""

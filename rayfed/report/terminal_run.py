@@ -14,16 +14,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
-from rayfed.analysis.outcomes import outcomes
-from rayfed.analysis.settings import settings
 from rayfed.errors import noting_errors
 from rayfed.evidence.arms import arm_names
 from rayfed.evidence.attack_results import summarise_inferences
 from rayfed.evidence.criteria import modality_of
 from rayfed.evidence.knowledge_pairs import failed_attacks, mark_outdone
+from rayfed.evidence.outcomes import outcomes
 from rayfed.evidence.proved_bounds import attacks_without_bound, closest_comparisons, compare_bounds
 from rayfed.evidence.robustness import robustness_matrix
 from rayfed.evidence.rows import distortions
+from rayfed.evidence.settings import settings
 from rayfed.evidence.training import summarise_arms
 from rayfed.evidence.verdicts import RunEvidence, collect_evidence, read_evidence
 from rayfed.metrics.known import NOUNS

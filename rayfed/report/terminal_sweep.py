@@ -13,19 +13,21 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
-from rayfed.analysis.figures import heading, mark, marked, notes_on_marks
-from rayfed.analysis.formats import NONE, duration, share
-from rayfed.analysis.pareto import front
-from rayfed.analysis.promises import mixed
-from rayfed.analysis.settings import Estimate, Setting, by_values, settings, strongest
 from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.errors import noting_errors
 from rayfed.evidence.knowledge_pairs import failed_attacks, mark_outdone
+from rayfed.evidence.pareto import front
+from rayfed.evidence.settings import Estimate, Setting, by_values, settings, strongest
 from rayfed.metrics.measures import JUDGED
 from rayfed.report.samples import warning
 from rayfed.report.text.batch_sizes import label_grid
+from rayfed.report.text.figures import heading, marked_cell, useless_mark
+from rayfed.report.text.formats import NONE, duration, share
+from rayfed.report.text.guarantees import mixed_guarantees_text
 from rayfed.report.text.knowledge_pairs import failed_attack_text
 from rayfed.report.text.lists import MAX_NAMES
+from rayfed.report.text.outcomes import outcome_reason_text
+from rayfed.report.text.tables import notes_on_marks
 from rayfed.store.finding import State
 
 if TYPE_CHECKING:
@@ -133,7 +135,7 @@ class SweepView:
             self._say(f"{state}: {'; '.join(reasons)}", markup=False)
         for note in notes_on_marks(found, shown):
             self._say(note, markup=False)
-        for unlike in filter(None, (mixed(found, name) for name in shown)):
+        for unlike in filter(None, (mixed_guarantees_text(found, name) for name in shown)):
             self._say(f"note: {unlike}", markup=False)
         self._labels(found)
         self._front(found)
@@ -189,8 +191,8 @@ def _table(found: Sequence[Setting], shown: Sequence[str]) -> Table:
     judged = bool(states)
     table = Table("setting", *["verdict"] * judged, *["attack"] * attacks, *map(heading, shown), box=SIMPLE)
     for setting, verdict in zip(found, verdicts, strict=True):
-        words = [setting.title + mark(setting), *[verdict] * judged, *[setting.attack or NONE] * attacks]
-        table.add_row(*map(Text, words), *(marked(name, setting) for name in shown))
+        words = [setting.title + useless_mark(setting), *[verdict] * judged, *[setting.attack or NONE] * attacks]
+        table.add_row(*map(Text, words), *(marked_cell(name, setting) for name in shown))
     return table
 
 
@@ -208,8 +210,9 @@ def _reasons(found: Sequence[Setting]) -> dict[str, list[str]]:
     """Return verdict -> reasons, for verdicts that have one."""
     reasons: dict[str, dict[str, None]] = {}
     for row in (row for one in found if one.attack for row in one.rows):
-        if row.get("reason") and row.get("verdict"):
-            reasons.setdefault(row["verdict"], {})[row["reason"]] = None
+        reason = outcome_reason_text(row)
+        if reason and row.get("verdict"):
+            reasons.setdefault(row["verdict"], {})[reason] = None
     return {state: list(why)[:MAX_NAMES] for state, why in reasons.items()}
 
 

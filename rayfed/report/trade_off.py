@@ -9,13 +9,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from rayfed.analysis.figures import SHOWN, cell, heading
-from rayfed.analysis.pareto import front
-from rayfed.analysis.settings import Estimate, Setting, of_attacks
+from rayfed.evidence.figures import SHOWN
+from rayfed.evidence.pareto import front
+from rayfed.evidence.settings import Estimate, Setting, of_attacks
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.measures import MEASURES
 from rayfed.report.explorer import Explorer
 from rayfed.report.svg import INK, MARKERS, Chart, panels, series
+from rayfed.report.text.figures import cell_text, heading
 
 _FILLS = ("full", "none", "left", "right", "top", "bottom")
 """Fill styles of symbols, by attack."""
@@ -98,7 +99,7 @@ def trade_off(explorer: Explorer, arms: Sequence[str]) -> Chart | None:
 
 def _differ(measure: str, settings: Sequence[Setting]) -> bool:
     """Return whether a measure has more than one printed value."""
-    return len({cell(measure, one.measures[measure]) for one in settings}) > 1
+    return len({cell_text(measure, one.measures[measure]) for one in settings}) > 1
 
 
 def _bars(value: Estimate) -> list[list[float]] | None:

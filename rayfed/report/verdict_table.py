@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rayfed.analysis.formats import NONE, points, share
 from rayfed.evidence.rows import Row, distortions
 from rayfed.evidence.training import ArmSummary
 from rayfed.evidence.verdicts import RunEvidence
@@ -13,6 +12,7 @@ from rayfed.privacy.printing import at_most
 from rayfed.report import results_text
 from rayfed.report.results_text import STATES, value_text
 from rayfed.report.text.findings import PARTS
+from rayfed.report.text.formats import NONE, points, share
 from rayfed.report.text.verdicts import inferences_text
 from rayfed.store.finding import Finding, State
 

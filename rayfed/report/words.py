@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from rayfed.analysis.formats import called, decibel, fixed, in_words, near
-from rayfed.analysis.settings import Setting, by_values, of_attacks
 from rayfed.evidence.attack_results import attack_input
 from rayfed.evidence.criteria import Criterion, Judgement, modality_of
 from rayfed.evidence.rows import Row, measured
+from rayfed.evidence.settings import Setting, by_values, of_attacks
 from rayfed.evidence.training import ArmSummary
 from rayfed.evidence.verdicts import Verdict, closest
 from rayfed.metrics.measures import MEASURES, extreme_of
@@ -19,6 +18,8 @@ from rayfed.privacy.printing import at_most, caution
 from rayfed.report.caption import data_of, named
 from rayfed.report.provenance import begun_with, initial_weights
 from rayfed.report.text.attacks import attack_input_text
+from rayfed.report.text.formats import called, decibel, fixed, in_words, near
+from rayfed.report.text.outcomes import outcome_reasons
 from rayfed.report.text.reasons import judgement_text
 from rayfed.store.finding import State
 
@@ -91,14 +92,10 @@ def sweep_verdicts(settings: Sequence[Setting]) -> list[tuple[str, str]]:
         state = next((state for state in State if any(row.get("verdict") == state for row in rows)), None)
         if state:
             by_state.setdefault(state, []).append(group[0].title + _figures(rows, state) + _in_some(rows, state))
-            reasons = {
-                row["reason"]: None
-                for row in rows
-                if state in (row.get("result"), row.get("verdict")) and row.get("reason")
-            }
-            if state == "inconclusive":
-                reasons = reasons or {"nothing leaks without a defence": None}
-            why.setdefault(state, {}).update(reasons)
+            reasons = outcome_reasons(rows, state)
+            if state == State.INCONCLUSIVE and not reasons:
+                reasons = ["nothing leaks without a defence"]
+            why.setdefault(state, {}).update(dict.fromkeys(reasons))
     total = sum(map(len, by_state.values()))
     return [
         (

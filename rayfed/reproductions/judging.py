@@ -8,7 +8,7 @@ from itertools import combinations
 from math import hypot
 from typing import Literal
 
-from rayfed.analysis.settings import Estimate, estimate
+from rayfed.evidence.settings import Estimate, estimate
 from rayfed.reproductions.measuring import Finding
 from rayfed.reproductions.reading import Group
 

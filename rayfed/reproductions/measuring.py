@@ -8,9 +8,9 @@ from statistics import fmean
 from typing import Any
 
 from rayfed.analysis.loading import Sweep
-from rayfed.analysis.settings import Estimate, estimate
 from rayfed.documents import load_yaml
 from rayfed.errors import UserError, nearest
+from rayfed.evidence.settings import Estimate, estimate
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.reproductions.reading import Convention, Figure, Group
 from rayfed.store.schemas import TABLES

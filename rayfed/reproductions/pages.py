@@ -11,9 +11,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
-from rayfed.analysis.formats import NONE
 from rayfed.documents import read_json
 from rayfed.errors import RunError
+from rayfed.report.text.formats import NONE
 from rayfed.reproductions.judging import MEANING, Judgement, Verdict, overall
 from rayfed.reproductions.measuring import Finding
 from rayfed.reproductions.reading import Reproduction, Scale

@@ -31,6 +31,41 @@ MESSAGES = {
     "the returned buffers could determine the samples": Reason.BUFFERS_NOT_SOLVED,
 }
 """Reasons by parts of the messages of older runs, which had no column `reason`."""
+DOUBTS = {
+    text: reason
+    for reason, texts in {
+        Reason.NOT_CONVERGED: (
+            "the search did not converge: no reconstruction has the observed gradient",
+            "no attack found a sample that has this gradient",
+        ),
+        Reason.FEW_SAMPLES_FIT: (
+            "the search converged to another sample with the observed gradient",
+            "an attack found another sample that has this gradient",
+        ),
+        Reason.NOT_COMPARED: (
+            "no reconstruction could be compared with the update",
+            "could be compared with the update, so nothing shows",
+        ),
+        Reason.ADAPTIVE_NOT_CONVERGED: (
+            "the adaptive attacks did not converge",
+            "no attacker with the code found a sample",
+        ),
+        Reason.ADAPTIVE_NOT_COMPARED: (
+            "no reconstruction of an adaptive attack could be compared with the update",
+            "an attacker with the code could be compared",
+        ),
+        Reason.NO_ADAPTIVE_ATTACK: (
+            "no adaptive attack (knowledge: [defence, code]) returned a result for every sample",
+            "had this defence's code (knowledge: [defence, code])",
+        ),
+        Reason.NO_ADAPTIVE_ATTACK_WORKS: (
+            "no adaptive attack that was run here succeeds without a defence",
+            "no attack that had this defence's code succeeded without a defence",
+        ),
+    }.items()
+    for text in texts
+}
+"""Reasons by parts of the column `reason` of older outcomes, which had no column `doubt`."""
 _AUDITED = (
     "given labels",
     "blind",
@@ -56,6 +91,8 @@ def with_present_names(table: pa.Table, names: Mapping[str, str] = NAMES) -> pa.
     if {"victim", "batch_size", "status"} <= there and "family" not in there:
         families = map(_family, table["attack"].to_pylist(), table["batch_size"].to_pylist())
         table = table.append_column("family", pa.array(families, pa.string()))
+    if {"verdict", "reason"} <= {*table.column_names} and "doubt" not in there:
+        table = table.append_column("doubt", pa.array(map(_doubt, table["reason"].to_pylist()), pa.string()))
     return table
 
 
@@ -77,6 +114,12 @@ def _reason(message: str | None, status: str | None) -> Reason | None:
         if reason not in CHANNELS and text in message:
             return reason
     return None
+
+
+def _doubt(text: str | None) -> Reason | None:
+    """Return the first reason in the column `reason` of older outcomes."""
+    found = (reason for part, reason in DOUBTS.items() if part in (text or ""))
+    return next(found, None) or _reason(text, None)
 
 
 def _family(title: str, batch_size: int | None) -> str | None:

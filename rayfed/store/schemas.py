@@ -103,7 +103,13 @@ OUTCOME_FIELDS = [
         pa.string(),
         "result of the attack on the arm, before the comparison with an arm without a defence; or 'not applicable'",
     ),
-    _value("reason", pa.string(), "why the result is 'inconclusive' or 'not measured'"),
+    _value(
+        "doubt",
+        pa.string(),
+        "why the result or verdict is 'inconclusive' or 'not measured': a value of `rayfed.reasons.Reason`; null for "
+        "another reason",
+    ),
+    _value("reason", pa.string(), "why the result or verdict is 'inconclusive' or 'not measured', as text"),
     _value("max_similarity", pa.float64(), "maximum PSNR (dB) or share of parts of the reconstructions"),
     _value(
         "baseline_similarity",

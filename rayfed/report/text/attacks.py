@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from rayfed import registry
 from rayfed.evidence.attack_results import AttackInput
-from rayfed.evidence.rows import Row
 from rayfed.metrics.known import METRICS
 
 
@@ -32,9 +31,3 @@ def _description(kind: str, name: str) -> str:
 def threshold_text(metric: str, threshold: float) -> str:
     """Return the success threshold of a metric: `psnr ≥ 15`."""
     return f"{metric} {'≥' if METRICS[metric].higher_is_closer else '≤'} {threshold:g}"
-
-
-def component_text(component: Row) -> str:
-    """Return a component of an arm: `name (parameter value, ...)`."""
-    parameters = ", ".join(f"{key} {value}" for key, value in component.items() if key != "name")
-    return f"{component['name']} ({parameters})" if parameters else str(component["name"])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rayfed.analysis.figures import OF_TWO, SINGLE, Grid, cell
-from rayfed.analysis.formats import NONE
-from rayfed.analysis.settings import Setting
 from rayfed.evidence.batch_sizes import LABEL_MEASURE, label_shares
+from rayfed.evidence.settings import Setting
+from rayfed.report.text.figures import cell_text
+from rayfed.report.text.formats import NONE
+from rayfed.report.text.tables import OF_TWO, SINGLE, Grid
 
 
 def label_grid(settings: Sequence[Setting]) -> Grid | None:
@@ -26,7 +27,7 @@ def label_grid(settings: Sequence[Setting]) -> Grid | None:
         repeats = max(repeats, *(share.n for share in one.shares.values()))
     rows = []
     for one in attacks:
-        cells = [cell(LABEL_MEASURE, one.shares.get(size)) for size in sorted(sizes)]
+        cells = [cell_text(LABEL_MEASURE, one.shares.get(size)) for size in sorted(sizes)]
         rows.append([one.setting.title, str(one.setting.attack), *cells])
     headings = ["setting", "attack", *(f"batch {size}" for size in sorted(sizes))]
     return Grid(headings, 2, rows, f"{NONE}: not measured. {_repeats_text(repeats)}")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rayfed.analysis.figures import UNPROVEN, Grid, heading
-from rayfed.analysis.formats import NONE
 from rayfed.errors import UserError, nearest
 from rayfed.evidence.paired import SIGNIFICANCE, PairedDifference, min_wilcoxon
+from rayfed.report.text.figures import UNPROVEN, heading
+from rayfed.report.text.formats import NONE
 from rayfed.report.text.marks import FAILED
+from rayfed.report.text.tables import Grid
 
 NO_PAIRS = "not compared as pairs: no attack was run on two common victims or seeds of two arms"
 _ROUNDING = 1e-9

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from math import isfinite, sqrt
 from statistics import fmean, stdev
 from typing import Any, Literal
@@ -12,12 +13,28 @@ from rayfed.evidence.arms import pairs_by_name
 from rayfed.evidence.rows import Row
 from rayfed.metrics.measures import MEASURES, measure_of
 from rayfed.store.arms import owner_of
+from rayfed.store.finding import State
 
 CONFIDENCE = 0.95
 INAPPLICABLE = "not applicable"
 """Result of an attack that applies to no update of an arm."""
-UNFINISHED = "A run did not finish, so attacks may be missing"
-_ACCURACIES = "test_accuracy", "baseline_accuracy"
+
+
+class Weakness(StrEnum):
+    """Reason why low leakage of a setting is no evidence of protection, or why its model is useless."""
+
+    AT_CHANCE = "at_chance"
+    """The accuracy does not exceed that of the majority class."""
+    UNFINISHED = "unfinished"
+    """A run of the setting did not finish, so attacks may be missing."""
+    NO_RESULT = "no_result"
+    """The verdict is "not measured": a decisive attack returned no result."""
+    INCONCLUSIVE = "inconclusive"
+    """The verdict is inconclusive in all repeats."""
+    PARTLY_INCONCLUSIVE = "partly_inconclusive"
+    """The verdict is inconclusive in some repeats."""
+    IDLE = "idle"
+    """No inference attack on the setting is shown to exceed chance without a defence."""
 
 
 def of_rebuilt(measure: str) -> bool:
@@ -90,7 +107,8 @@ class Setting:
     def title(self) -> str:
         """Return the name of the setting: `noise, sigma 0.1`."""
         values = [f"{path.rpartition('.')[2]} {_short(value)}" for path, value in self.fields.items()]
-        return ", ".join([*filter(None, [self.source]), self.arm, *values])
+        source = [self.source] if self.source else []
+        return ", ".join([*source, self.arm, *values])
 
     @property
     def applies(self) -> bool:
@@ -100,26 +118,19 @@ class Setting:
     @property
     def hidden(self) -> bool:
         """Return whether updates are encrypted or masked, so that attacks cannot use their values."""
-        return any(row.get("verdict") == "nothing to attack" for row in self.rows)
+        return any(row.get("verdict") == State.NOTHING_TO_ATTACK for row in self.rows)
 
     @property
-    def unproven(self) -> str:
-        """Return why poor reconstructions are no evidence of protection; empty if they are evidence."""
+    def unproven(self) -> Weakness | None:
+        """Return why poor reconstructions are no evidence of protection; None if they are evidence."""
         if self.unfinished:
-            return "its run did not finish"
-        told = [row.get("verdict") for row in self.rows if row.get("attack")]
-        if "not measured" in told:
-            return f"a decisive attack returned no result{self._why('not measured')}"
-        if told and all(verdict == "inconclusive" for verdict in told):
-            why = self._why("inconclusive") or ": no attack is shown to work without a defence"
-            return f"its verdict is inconclusive{why}"
-        return ""
-
-    def _why(self, answer: str) -> str:
-        """Return the reasons of attacks with this result or verdict, after a colon; empty without reasons."""
-        told = [row for row in self.rows if answer in (row.get("result"), row.get("verdict"))]
-        reasons = dict.fromkeys(row["reason"] for row in told if row.get("reason"))
-        return f": {'; '.join(reasons)}" if reasons else ""
+            return Weakness.UNFINISHED
+        verdicts = [row.get("verdict") for row in self.rows if row.get("attack")]
+        if State.NOT_MEASURED in verdicts:
+            return Weakness.NO_RESULT
+        if verdicts and all(verdict == State.INCONCLUSIVE for verdict in verdicts):
+            return Weakness.INCONCLUSIVE
+        return None
 
     @property
     def unfinished(self) -> bool:
@@ -128,40 +139,52 @@ class Setting:
 
     def doubted(self, measure: str) -> bool:
         """Return whether a low value of a leakage measure is no evidence of protection."""
-        unknown = (of_rebuilt(measure) and bool(self.unproven)) or (of_attacks(measure) and self.unfinished)
-        return unknown or measure in self.outdone
+        if measure in self.outdone:
+            return True
+        if of_rebuilt(measure) and self.unproven:
+            return True
+        return of_attacks(measure) and self.unfinished
 
     @property
     def unanswered(self) -> tuple[int, int]:
         """Return the number of updates, over all repeats, on which the attack diverged or failed, and their total."""
-        counts = [[row.get(name) or 0 for row in self.rows] for name in ("without_result", "attacked")]
-        return sum(counts[0]), sum(counts[1])
+        without_result = sum(row.get("without_result") or 0 for row in self.rows)
+        return without_result, sum(row.get("attacked") or 0 for row in self.rows)
 
     @property
-    def useless(self) -> str:
-        """Return the reason why the trained model is useless; empty if the model is useful."""
-        accuracy, guessing = (estimate([row.get(name) for row in self.rows]) for name in _ACCURACIES)
-        useless = accuracy and guessing and accuracy.mean <= guessing.mean
-        return "its accuracy does not beat the majority class" if useless else ""
+    def useless(self) -> bool:
+        """Return whether the trained model is useless: its mean accuracy does not exceed the majority class's."""
+        accuracy = estimate([row.get("test_accuracy") for row in self.rows])
+        majority = estimate([row.get("baseline_accuracy") for row in self.rows])
+        return accuracy is not None and majority is not None and accuracy.mean <= majority.mean
+
+    @property
+    def weaknesses(self) -> list[Weakness]:
+        """Return why the setting is not compared with others; empty if it is."""
+        found = [Weakness.AT_CHANCE] if self.useless else []
+        return [*found, self.unproven] if self.unproven else found
 
     @property
     def collapsed(self) -> int:
-        """Return the number of repeats that do not beat the majority class, if the mean does; otherwise 0."""
-        known = [row for row in self.rows if None not in map(row.get, _ACCURACIES)]
-        return 0 if self.useless else sum(row["test_accuracy"] <= row["baseline_accuracy"] for row in known)
+        """Return the number of repeats that do not exceed the majority class, if the mean does; otherwise 0."""
+        if self.useless:
+            return 0
+        count = 0
+        for row in self.rows:
+            accuracy, majority = row.get("test_accuracy"), row.get("baseline_accuracy")
+            if accuracy is not None and majority is not None and accuracy <= majority:
+                count += 1
+        return count
 
     @property
     def inconclusive(self) -> int:
         """Return the number of repeats with an inconclusive verdict; 0 if all repeats are inconclusive."""
-        count = sum(row.get("verdict") == "inconclusive" for row in self.rows if row.get("attack"))
+        count = sum(row.get("verdict") == State.INCONCLUSIVE for row in self.rows if row.get("attack"))
         return count if count < len(self.rows) else 0
 
-    @property
-    def unproven_in_part(self) -> str:
-        """Return a sentence on the inconclusive repeats with reasons; empty if none or all are inconclusive."""
-        count = self.inconclusive
-        said = f"{count} of {len(self.rows)} repeats {'is' if count == 1 else 'are'} inconclusive"
-        return f"{said}{self._why('inconclusive')}" if count else ""
+    def partly_doubted(self, measure: str) -> bool:
+        """Return whether a low value of a measure is no evidence of protection in some repeats."""
+        return of_rebuilt(measure) and self.inconclusive > 0
 
     def evidence(self, measure: str) -> Estimate | None:
         """Return the estimate of a measure; None if the estimate is unknown or no evidence of protection."""
@@ -185,27 +208,41 @@ def settings(
 
     Swept `fields` of an arm are values of this arm only. Without a scenario, arms have no opponents.
     """
-    pairs = {row["arm"]: (row["arm"], "") for row in rows} if scenario is None else pairs_by_name(scenario)
-    owners = {path: owner_of(path, {arm for arm, _ in pairs.values()})[0] for path in fields}
+    arms = {row["arm"]: row["arm"] for row in rows}
+    if scenario is not None:
+        arms = {name: arm for name, (arm, _) in pairs_by_name(scenario).items()}
+    owners = {path: owner_of(path, set(arms.values()))[0] for path in fields}
+    found = []
+    for group in _group_repeats(rows, fields):
+        arm = group[0]["arm"]
+        own = [path for path, owner in owners.items() if owner in (None, arms.get(arm, arm))]
+        found.append(_setting(group, own, source))
+    return found
+
+
+def _group_repeats(rows: Sequence[Row], fields: Sequence[str]) -> list[list[Row]]:
+    """Return the rows of finished trials by arm, attack and swept values; rows with equal seeds are equal runs."""
     groups: dict[tuple[Any, ...], dict[Any, Row]] = {}
     for row in rows:
-        if row.get("status", "finished") == "finished":
-            key = row["arm"], row["attack"], *(repr(row.get(f)) for f in fields)
-            mine = groups.setdefault(key, {})
-            seed = row.get("seed")
-            mine.setdefault(len(mine) if seed is None else ("seed", seed), row)  # equal seeds give equal runs
-    found = []
-    for (name, *_), group in groups.items():
-        own = [path for path, owner in owners.items() if owner in (None, pairs.get(name, (name, ""))[0])]
-        found.append(_setting(list(group.values()), own, source))
-    return found
+        if row.get("status", "finished") != "finished":
+            continue
+        values = [repr(row.get(path)) for path in fields]
+        group = groups.setdefault((row["arm"], row["attack"], *values), {})
+        seed = row.get("seed")
+        repeat = len(group) if seed is None else ("seed", seed)
+        group.setdefault(repeat, row)
+    return [list(group.values()) for group in groups.values()]
 
 
 def _setting(group: list[Row], fields: Sequence[str], source: str) -> Setting:
     first = group[0]
-    mine = {path: first.get(path) for path in fields}
-    measures = {name: e for name in MEASURES if (e := _over_repeats(name, group)) is not None}
-    return Setting(source, first["arm"], first["attack"], mine, measures, group)
+    values = {path: first.get(path) for path in fields}
+    measures = {}
+    for name in MEASURES:
+        value = _over_repeats(name, group)
+        if value is not None:
+            measures[name] = value
+    return Setting(source, first["arm"], first["attack"], values, measures, group)
 
 
 def _over_repeats(name: str, group: Sequence[Row]) -> Estimate | None:
@@ -214,15 +251,18 @@ def _over_repeats(name: str, group: Sequence[Row]) -> Estimate | None:
     A single training time has the interval over its rounds.
     """
     values = [row.get(name) for row in group]
+    if MEASURES[name].proved:
+        bounds = [float(value) for value in values if value is not None and isfinite(value)]
+        if len(bounds) < len(values):
+            return None
+        return Estimate(max(bounds), max(bounds), max(bounds), len(bounds))
     found = estimate(values)
-    if name == "train_seconds" and found and len(group) == 1 and (half := group[0].get("train_seconds_half")):
-        return replace(found, low=found.mean - half, high=found.mean + half, over="rounds").within(name)
-    if not MEASURES[name].proved:
-        return found and found.within(name)
-    promised = [float(value) for value in values if value is not None and isfinite(value)]
-    if len(promised) < len(values):
+    if found is None:
         return None
-    return Estimate(max(promised), max(promised), max(promised), len(promised))
+    half = group[0].get("train_seconds_half")
+    if name == "train_seconds" and len(group) == 1 and half:
+        found = replace(found, low=found.mean - half, high=found.mean + half, over="rounds")
+    return found.within(name)
 
 
 def estimate(values: Sequence[float | None]) -> Estimate | None:
@@ -252,7 +292,10 @@ def strongest(settings: Sequence[Setting], measure: str) -> list[Setting]:
     """
     sign = -1 if measure_of(measure).higher_is_better else 1
     known = [each for each in settings if measure in each.measures]
-    return [max(group, key=lambda s: sign * s.measures[measure].mean) for group in by_values(known)]
+    found = []
+    for group in by_values(known):
+        found.append(max(group, key=lambda one: sign * one.measures[measure].mean))
+    return found
 
 
 def by_values(settings: Sequence[Setting]) -> list[list[Setting]]:
@@ -264,4 +307,6 @@ def by_values(settings: Sequence[Setting]) -> list[list[Setting]]:
 
 
 def _short(value: Any) -> str:
-    return "null" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    if value is None:
+        return "null"
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -11,12 +11,10 @@ from dataclasses import dataclass
 import moocore
 import numpy as np
 
-from rayfed.analysis.promises import mixed
-from rayfed.analysis.settings import Setting, by_values, of_attacks, strongest
 from rayfed.errors import UserError, nearest
+from rayfed.evidence.guarantee_compat import list_kinds, mixed_guarantees
+from rayfed.evidence.settings import Setting, by_values, of_attacks, strongest
 from rayfed.metrics.measures import measure_of
-
-__all__ = ["ParetoFront", "front", "strongest"]
 
 _BEYOND = 0.1
 """Distance of the reference point beyond the worst values, in ranges, so that the ends of the front cover some volume.
@@ -41,7 +39,7 @@ class ParetoFront:
     ) -> float:
         """Return the share (0 to 1) of the box between `reference` and `ideal` that the front dominates.
 
-        Both map measures to values; give both or neither. By default the ideal has the best value of each measure, and
+        Both map measures to values; give both or none. By default the ideal has the best value of each measure, and
         the reference is a tenth of the range beyond the worst; measures with equal values are ignored. To compare
         fronts of several sweeps, pass the same two corners. Values better than the ideal are clipped, values worse than
         the reference do not count. Raises `UserError` if the corners form no box, or if one of them lacks a measure.
@@ -58,7 +56,7 @@ class ParetoFront:
             worst, best = self._corner(reference, "reference"), self._corner(ideal, "ideal")
             for name, span in zip(self.measures, best - worst, strict=True):
                 if span <= 0:
-                    raise UserError(f"hypervolume: the ideal {name} must be better than the {name} of the reference")
+                    raise UserError(f"hypervolume: the ideal {name} must be better than the reference's {name}")
         spread = best > worst
         if not spread.any():
             return 1.0
@@ -86,21 +84,32 @@ def front(
     measures = (leakage, utility) if cost is None else (leakage, utility, cost)
     for name in measures:
         measure_of(name)
-    if found := next(filter(None, (mixed(settings, name) for name in measures)), None):
-        raise UserError(f"{found}: use another measure, or use one kind of guarantee in all arms")
-    met = [each for each in settings if attack in (None, each.attack) and not each.useless]
-    if attack is not None and not met:
-        raise UserError(f"no attack is called '{attack}': {nearest(attack, {s.attack for s in settings if s.attack})}")
-    compared = [s for s in strongest(met, leakage) if all(s.evidence(name) for name in measures)]
-    compared = [s for s in compared if not (of_attacks(leakage) and s.unanswered[0])]
-    there = {each.identity for each in compared}
-    unknown = [group[0] for group in by_values(settings) if group[0].identity not in there]
+    for name in measures:
+        if kinds := mixed_guarantees(settings, name):
+            raise UserError(
+                f"{name}: guarantees of different kinds cannot be compared ({list_kinds(kinds)}): use another measure, "
+                "or use one kind of guarantee in all arms"
+            )
+    useful = [one for one in settings if attack in (None, one.attack) and not one.useless]
+    if attack is not None and not useful:
+        attacks = {one.attack for one in settings if one.attack}
+        raise UserError(f"no attack is called '{attack}': {nearest(attack, attacks)}")
+    compared = [one for one in strongest(useful, leakage) if _is_compared(one, measures)]
+    identities = {one.identity for one in compared}
+    unknown = [group[0] for group in by_values(settings) if group[0].identity not in identities]
     if not compared:
         return ParetoFront(measures, [], [], unknown)
     points = _points(compared, measures)
     best = np.flatnonzero(moocore.is_nondominated(points, maximise=True, keep_weakly=True))
     ordered = sorted(best, key=lambda index: tuple(-points[index]))
     return ParetoFront(measures, compared, [compared[index] for index in ordered], unknown)
+
+
+def _is_compared(one: Setting, measures: Sequence[str]) -> bool:
+    """Return whether all measures of a setting are known, and its attack failed on no update."""
+    if of_attacks(measures[0]) and one.unanswered[0]:
+        return False
+    return all(one.evidence(name) for name in measures)
 
 
 def _points(settings: Sequence[Setting], measures: Sequence[str]) -> np.ndarray:

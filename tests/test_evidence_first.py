@@ -14,7 +14,6 @@ INSPECTIONS = {
 """Methods that inspect a text."""
 ALLOWED: dict[str, int] = {
     "rayfed/analysis/figures.py": 1,
-    "rayfed/analysis/gate.py": 1,
     "rayfed/analysis/labels.py": 1,
     "rayfed/analysis/paired.py": 1,
     "rayfed/analysis/recommend.py": 1,

@@ -16,12 +16,13 @@ from torch import Tensor
 
 from rayfed import scenario as scenarios
 from rayfed.analysis.formats import NONE, duration
-from rayfed.analysis.gate import Bound, Played
+from rayfed.analysis.gate import Played
 from rayfed.analysis.summary import Spread, spread
 from rayfed.attacks.base import Inference, Reconstruction
 from rayfed.engine import runs
 from rayfed.engine.local import local
 from rayfed.engine.progress import Progress
+from rayfed.evidence.bounds import Bound
 from rayfed.metrics import score
 from rayfed.metrics.base import Metric
 from rayfed.metrics.known import METRICS

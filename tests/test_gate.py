@@ -29,17 +29,14 @@ from rayfed.analysis.baseline import Change, changes, updates
 from rayfed.analysis.gate import (
     BY_LUCK,
     GUESSED,
-    MEMBERSHIP,
     NOT_ADAPTIVE,
     NOT_EXCEEDED,
-    Bound,
     Check,
     Played,
-    boundable,
-    parsed,
 )
 from rayfed.analysis.verdicts import NOTHING_REBUILT
 from rayfed.cli import app
+from rayfed.cli.bounds import parse_bounds
 from rayfed.cli.gate import _arm as named_arm
 from rayfed.engine import runs
 from rayfed.engine.local import local
@@ -47,6 +44,7 @@ from rayfed.engine.progress import Progress
 from rayfed.engine.replaying import Recorded
 from rayfed.errors import Killed, UserError
 from rayfed.evidence import labels as named_labels
+from rayfed.evidence.bounds import MEMBERSHIP, Bound, boundable_metrics
 from rayfed.evidence.labels import LUCK
 from rayfed.metrics.known import default_names
 from rayfed.metrics.labels import even_guess, label_accuracy
@@ -139,8 +137,8 @@ def test_a_bare_number_bounds_what_samples_of_a_table_are_ranked_by() -> None:
     silent = row("none", status="failed", message="raised")
     for rows in ([row("none", 40.0, feature_accuracy=1.0)], [silent], []):
         played = Played(scenario, rows, [])
-        assert parsed(["0.9"], played.modality, played.measured) == [Bound("feature_accuracy", 0.9)]
-        assert parsed(["features=0.9"], played.modality, played.measured) == [Bound("feature_accuracy", 0.9)]
+        assert parse_bounds(["0.9"], played.modality, played.measured) == [Bound("feature_accuracy", 0.9)]
+        assert parse_bounds(["features=0.9"], played.modality, played.measured) == [Bound("feature_accuracy", 0.9)]
 
 
 def test_a_passed_check_says_what_else_was_read() -> None:
@@ -193,7 +191,7 @@ def test_an_arm_with_opponents_is_looked_at() -> None:
 
 
 def test_every_bound_of_a_metric_counts() -> None:
-    assert [bound.limit for bound in parsed(["5", "psnr=30"], "pixels", ["psnr"])] == [5.0, 30.0]
+    assert [bound.limit for bound in parse_bounds(["5", "psnr=30"], "pixels", ["psnr"])] == [5.0, 30.0]
 
 
 def test_a_bound_on_another_metric_is_not_passed_by_guesses_that_psnr_compares() -> None:
@@ -589,13 +587,13 @@ def test_no_share_passes_a_bound_that_nothing_reached_without_a_defence() -> Non
 
 
 def test_bounds_have_names_of_what_is_measured() -> None:
-    names = boundable("pixels")
-    assert parsed(["15"], "pixels", names) == [PSNR]
-    assert parsed(["0.5"], "tokens", boundable("tokens")) == [Bound("token_accuracy", 0.5)]
-    assert parsed(["LPIPS=0.3", "ssim = 0.5", "labels=0.9"], "pixels", names) == [
+    names = boundable_metrics("pixels")
+    assert parse_bounds(["15"], "pixels", names) == [PSNR]
+    assert parse_bounds(["0.5"], "tokens", boundable_metrics("tokens")) == [Bound("token_accuracy", 0.5)]
+    assert parse_bounds(["LPIPS=0.3", "ssim = 0.5", "labels=0.9"], "pixels", names) == [
         LPIPS, Bound("ssim", 0.5), Bound("label_accuracy", 0.9),
     ]  # fmt: skip
-    assert parsed(["membership.tpr=0.1"], "pixels", [*names, *MEMBERSHIP]) == [Bound("membership.tpr", 0.1)]
+    assert parse_bounds(["membership.tpr=0.1"], "pixels", [*names, *MEMBERSHIP]) == [Bound("membership.tpr", 0.1)]
     for text, said in {
         "ssimm=0.5": "'ssimm' is not measured here; did you mean 'ssim'? (valid: ",
         "membership.tpr=0.1": "not measured here",
@@ -607,9 +605,9 @@ def test_bounds_have_names_of_what_is_measured() -> None:
         "labels=15": "is a share",
     }.items():
         with pytest.raises(UserError, match=re.escape(said)):
-            parsed([text], "pixels", names)
+            parse_bounds([text], "pixels", names)
     with pytest.raises(UserError, match="is a share"):
-        parsed(["15"], "tokens", boundable("tokens"))
+        parse_bounds(["15"], "tokens", boundable_metrics("tokens"))
 
 
 def document(values: dict[int, float], samples: str = "s", arm: str = "x", metric: str = "psnr") -> dict[str, Any]:

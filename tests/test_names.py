@@ -7,11 +7,12 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayfed.analysis.gate import Bound, Played
+from rayfed.analysis.gate import Played
 from rayfed.analysis.outcomes import with_references
 from rayfed.analysis.recommend import bound, recommend
 from rayfed.analysis.settings import settings as grouped
 from rayfed.analysis.verdicts import verdicts
+from rayfed.evidence.bounds import Bound
 from tests.result_fixtures import attacked
 
 ARMS: dict[str, Any] = {

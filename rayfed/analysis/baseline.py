@@ -22,11 +22,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rayfed.analysis.gate import Played, State, uncomputed
+from rayfed.analysis.gate import Played, State
 from rayfed.analysis.paired import holm
 from rayfed.analysis.settings import INAPPLICABLE
 from rayfed.analysis.unanswered import closed_forms, unanswered
 from rayfed.analysis.verdicts import criterion_of
+from rayfed.evidence.bounds import lacks_metric
 from rayfed.evidence.rows import Row, labels_given
 from rayfed.metrics.known import METRICS
 from rayfed.store.schemas import UNPLAYED
@@ -59,7 +60,7 @@ def updates(played: Played, metrics: Sequence[str], arms: Sequence[str]) -> list
         if row["arm"] not in arms:
             continue
         key = row["arm"], (row["round"], row["batch_size"], row["victim"])
-        lacks = any(uncomputed(row, METRICS[name]) for name in metrics)
+        lacks = any(lacks_metric(row, METRICS[name]) for name in metrics)
         if row["status"] not in (INAPPLICABLE, UNPLAYED) and not unanswered(row, closed) and not lacks:
             most = allowed.get(row["attack"]) or row.get("iterations") or 0  # some attacks stop early
             repeats = answered.setdefault(key, {}).setdefault(row["attack"], {})

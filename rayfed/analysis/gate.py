@@ -8,11 +8,10 @@ without a defence never passes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import isfinite
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rayfed import reasons
 from rayfed.analysis.formats import duration
@@ -20,19 +19,25 @@ from rayfed.analysis.membership import RATES, Roc, roc, stated
 from rayfed.analysis.summary import arm_names, arm_spec, knowledge_of, recorded, undefended
 from rayfed.analysis.unanswered import closed_forms, unanswered
 from rayfed.analysis.verdicts import NOTHING_REBUILT, UNFINISHED, criterion_of, run_findings
-from rayfed.errors import UserError, nearest
-from rayfed.evidence.criteria import Criterion, Missing
+from rayfed.evidence.bounds import (
+    MEMBERSHIP,
+    Bound,
+    BoundCriterion,
+    BoundedShare,
+    LabelBoundCriterion,
+    boundable_metrics,
+    lacks_metric,
+)
 from rayfed.evidence.findings import Finding
 from rayfed.evidence.findings import State as FindingState
-from rayfed.evidence.labels import LUCK, named
 from rayfed.evidence.rows import Knowledge, Row, code_given, label_of, labels_given, measured
 from rayfed.metrics.base import Metric
-from rayfed.metrics.known import METRICS, NOUNS, leading, metrics_of, modality_by
-from rayfed.metrics.measures import JUDGED
+from rayfed.metrics.known import NOUNS, leading, modality_by
 from rayfed.metrics.roc import Estimate, share
 from rayfed.metrics.top import TOP_1
 from rayfed.reasons import Reason
 from rayfed.report.text.findings import labels_beyond_text, part_text
+from rayfed.report.text.gate import bound_text, bound_value_text
 from rayfed.report.text.reasons import REASONS, attack_text, doubt_text, no_results_text, not_run_text, overtaken_text
 from rayfed.store.schemas import ANSWERED, WANT_OF_TIME
 
@@ -43,16 +48,6 @@ MISTAKEN = 0.5
 """Relative distance between a recorded update and its control at which the recorded one counts as defended. Smaller
 distances can come from the order of the samples."""
 State = Literal["failed", "passed", "inconclusive", "not measured"]
-MEMBERSHIP = {
-    "membership.auc": "AUC of the membership attack",
-    "membership.tpr": f"members identified at {100 * RATES[-1]:g} % FPR",
-}
-"""Bounded measures of membership attacks, with their titles."""
-IDENTITY = "identity"
-"""Share of samples whose person a recogniser identifies in the reconstruction."""
-SHARES = MEMBERSHIP | {IDENTITY: "people identified, top 1"}
-"""Bounds on estimated shares, with their titles."""
-
 NOT_EXCEEDED = "no attack exceeds the bound without a defence, so the attacks may be too weak"
 """Reason of an inconclusive check: no attack is known to work."""
 NOT_BEYOND_LUCK = (
@@ -79,122 +74,6 @@ _IN_DOUBT = (
 
 
 @dataclass(frozen=True)
-class Bound:
-    """Bound on one measure of leakage. A value equal to the bound exceeds the bound."""
-
-    name: str
-    """Metric of reconstructions, or one of `SHARES`."""
-    limit: float
-
-    @property
-    def metric(self) -> Metric | None:
-        """Return the bounded metric of reconstructions; None for an estimated share."""
-        return METRICS.get(self.name)
-
-    @property
-    def of_labels(self) -> bool:
-        """Return whether the bound limits recovered labels instead of reconstructions."""
-        return self.metric is not None and self.metric.compares == "labels"
-
-    def written(self, value: float) -> str:
-        """Format a value of the bounded measure with the measure's unit."""
-        metric = self.metric
-        if self.name == "membership.auc":
-            return f"{value:.3f}"
-        if metric is None or metric.format == "share":
-            return f"{100 * value:.1f} %"
-        return f"{value:.1f} {metric.unit}" if metric.unit else f"{value:.3g}"
-
-    @property
-    def sentence(self) -> str:
-        """Return the requirement as text, such as "PSNR below 15.0 dB"."""
-        metric = self.metric
-        title = SHARES[self.name] if metric is None else metric.title
-        side = "below" if metric is None or metric.higher_is_closer else "above"
-        return f"{title} {side} {self.written(self.limit)}"
-
-
-@dataclass(frozen=True)
-class Reached(Criterion):
-    """Criterion of a reconstruction that exceeds a bound, beats the baseline and identifies the original sample.
-
-    `threshold` is the bound. Distances are compared with their sign changed, so that larger is always closer.
-    """
-
-    metric: Metric
-
-    def nearness(self, row: Row) -> float | None:
-        """Return the similarity of a row's reconstruction to the true sample; None if the metric was not measured."""
-        value: float | None = row.get(self.metric.name)
-        if value is None or value != value:
-            return None
-        return min(value, self.metric.ceiling) if self.metric.higher_is_closer else -value
-
-    def missing(self, row: Row) -> Missing:
-        """Return the reason why the row of a finished attack has no usable result."""
-        return Missing.METRIC if uncomputed(row, self.metric) else super().missing(row)
-
-    def near(self, row: Row) -> bool:
-        """Return whether the reconstruction in a row of `attacks` exceeds the bound and beats the baseline."""
-        return self._at_bound(row) and (row["above_baseline"] or 0.0) > 0
-
-    def part(self, rows: Sequence[Row]) -> None:
-        """Return None, because a bound applies to each whole sample and not to parts of samples."""
-
-    def _at_bound(self, row: Row) -> bool:
-        return self.nearness(row) is not None and self.metric.passes(row[self.metric.name], self.threshold)
-
-
-@dataclass(frozen=True)
-class Found(Reached):
-    """Criterion of recovered labels: the attack exceeds the bound significantly.
-
-    The bounded value is the share of all labels of a batch size, or of the labels of single updates.
-    """
-
-    needs: ClassVar[tuple[str, ...]] = ()
-    named: Mapping[tuple[str, int, str], tuple[bool, float]]
-    """For each arm, batch size and attack: whether it significantly exceeds the bound, and its share of labels.
-
-    The share is that of its best update if only single updates exceed the bound, or may exceed it."""
-
-    @classmethod
-    def among(cls, attacks: Sequence[Row], modality: Modality, bound: Bound) -> Found:
-        """Return the criterion of recovered labels for a run's rows of `attacks`."""
-        assert bound.metric is not None
-        cells: dict[tuple[str, int], list[Row]] = {}
-        for row in attacks:
-            cells.setdefault((row["arm"], row["batch_size"]), []).append(row)
-        found: dict[tuple[str, int, str], tuple[bool, float]] = {}
-        for cell, rows in cells.items():
-            for one in named(rows):
-                whole, updates = one.share >= bound.limit, one.attempts * one.luck_of(bound.limit) <= LUCK
-                violates = updates or (whole and not one.lucky)
-                single = not whole and (updates or one.may_reach(bound.limit))
-                value = max(one.updates.values()) if single else one.share
-                key = (*cell, one.attack)
-                found[key] = max(found.get(key, (False, value)), (violates, value))
-        return cls(modality, bound.limit, bound.metric, found)
-
-    def nearness(self, row: Row) -> float | None:
-        """Return the share of labels that the row's attack recovered; None without labels, or for given labels."""
-        if labels_given(row) or not measured(row.get("label_accuracy")):
-            return None
-        return self.named[row["arm"], row["batch_size"], row["attack"]][1]
-
-    def missing(self, row: Row) -> Missing:
-        """Return the reason why the row of a finished attack has no recovered labels."""
-        return Missing.LABELS_GIVEN if labels_given(row) else Missing.LABELS
-
-    def near(self, row: Row) -> bool:
-        """Return whether a row's update exceeds the bound, through an attack that exceeds the bound significantly."""
-        found = self.named.get((row["arm"], row["batch_size"], row["attack"]), (False, 0.0))
-        return self.nearness(row) is not None and found[0] and self.metric.passes(row["label_accuracy"], self.threshold)
-
-    leaks = near
-
-
-@dataclass(frozen=True)
 class Check:
     """Result of one bound on one arm at one batch size."""
 
@@ -218,7 +97,7 @@ class Check:
     @property
     def written(self) -> str:
         """Format the measured value with the measure's unit; empty if nothing was measured."""
-        return "" if self.value is None else self.bound.written(self.value)
+        return "" if self.value is None else bound_value_text(self.bound, self.value)
 
     @property
     def details(self) -> str:
@@ -233,49 +112,7 @@ class Check:
         where = f"{self.arm}, batch {self.batch}" if self.batch else self.arm
         value = f"{self.written} ({self.by})" if self.written and self.by else self.written
         found = "; ".join(filter(None, (value, self.details)))
-        return f"{where}, {self.bound.sentence}: {self.state.upper()}" + (f": {found}" if found else "")
-
-
-def uncomputed(row: Row, metric: Metric) -> bool:
-    """Return whether a row has no value of a metric although the row's attack has a result."""
-    if row["status"] != "ok" or measured(row.get(metric.name)):
-        return False
-    if metric.of_labels:
-        return row.get("label") is not None and not labels_given(row)
-    alike = (name for name, other in METRICS.items() if other.compares == metric.compares)
-    return any(measured(row.get(name)) for name in alike)
-
-
-def parsed(texts: Iterable[str], modality: Modality, measured: Collection[str]) -> list[Bound]:
-    """Parse bounds from texts such as `ssim=0.5`, or `15` for the leading metric.
-
-    A name is that of a metric, or its short name in tables. Raises `UserError` for metrics that are not measured, and
-    for values outside the range of the metric.
-    """
-    short = {METRICS[name].short.lower(): name for name in measured if name in METRICS and METRICS[name].short}
-    return list(dict.fromkeys(_parsed(t, modality, measured, short) for t in texts))
-
-
-def _parsed(text: str, modality: Modality, measured: Collection[str], short: Mapping[str, str]) -> Bound:
-    given, _, number = text.rpartition("=")
-    name = short.get(given.strip().lower(), given.strip()) or leading(modality).name
-    if name not in measured:
-        raise UserError(f"--fail-above {text}: '{name}' is not measured here; {nearest(name, {*measured, *short})}")
-    try:
-        limit = float(number)
-    except ValueError:
-        limit = float("nan")
-    if not isfinite(limit):
-        raise UserError(f"--fail-above {text}: '{number}' is not a number; give METRIC=X, or a number for {name}")
-    if (name in SHARES or METRICS[name].format == "share") and not 0 < limit <= 1:
-        raise UserError(f"--fail-above {text}: {name} is a share, so give a bound above 0 and at most 1")
-    return Bound(name, limit)
-
-
-def boundable(modality: Modality) -> list[str]:
-    """Return the metrics of a modality (images, texts, tables) that a gate can bound."""
-    judged = [metric.name for metric in JUDGED if metric.format != "hit" and metric.success]
-    return [name for name in metrics_of(modality) if name in judged or name == "label_accuracy"]
+        return f"{where}, {bound_text(self.bound)}: {self.state.upper()}" + (f": {found}" if found else "")
 
 
 @dataclass(frozen=True)
@@ -295,8 +132,8 @@ class Played:
     @property
     def measured(self) -> list[str]:
         """Return the names of the measures of the run that a gate can bound."""
-        names = [name for name in boundable(self.modality) if name in self.scenario["metrics"]["names"]]
-        names += [IDENTITY] if any(row.get(TOP_1.name) is not None for row in self.attacks) else []
+        names = [name for name in boundable_metrics(self.modality) if name in self.scenario["metrics"]["names"]]
+        names += [BoundedShare.IDENTITY] if any(row.get(TOP_1.name) is not None for row in self.attacks) else []
         return names + (list(MEMBERSHIP) if any(row["metric"] == "auc" for row in self.inferences) else [])
 
     @property
@@ -315,12 +152,12 @@ class Played:
             yield from (self._of_share(bound, arm) for arm in arms)
             return
         rows = self.attacks
-        if bound.of_labels:
+        if bound.on_labels:
             seekers = {(row["arm"], row["batch_size"]) for row in rows if not labels_given(row)}
             rows = [row for row in rows if not labels_given(row) or (row["arm"], row["batch_size"]) not in seekers]
-            criterion: Reached = Found.among(rows, self.modality, bound)
+            criterion: BoundCriterion = LabelBoundCriterion.from_rows(rows, self.modality, bound)
         else:
-            criterion = Reached(self.modality, bound.limit, bound.metric)
+            criterion = BoundCriterion(self.modality, bound.limit, bound.metric)
         found = run_findings(self.scenario, rows, self.finished, criterion)
         for arm in arms:
             own, doubt = [finding for finding in found if finding.arm == arm], self.doubt(arm)
@@ -347,7 +184,7 @@ class Played:
             return check
         one = next(one for one in self._own if (one.arm, one.batch) == (check.arm, check.batch))
         part, labels = part_text(one, criterion_of(self.scenario, self.attacks)), labels_beyond_text([one])
-        if check.bound.of_labels:
+        if check.bound.on_labels:
             part, labels = "", "" if one.labels and one.labels.by_chance else labels
         told = [f"recovered in part: {part}" if part else "", f"labels recovered: {labels}" if labels else ""]
         reason = "; ".join(filter(None, (check.reason, *told, self._budget(check))))
@@ -360,7 +197,7 @@ class Played:
         seconds: dict[tuple[Any, ...], float] = {}
         closed, only_closed = closed_forms(self.scenario), True
         for row in self.attacks:
-            given = check.bound.of_labels and labels_given(row)
+            given = check.bound.on_labels and labels_given(row)
             if (row["arm"], row["batch_size"]) != (check.arm, check.batch) or row["status"] not in ANSWERED or given:
                 continue
             only_closed &= row["attack"] in closed
@@ -406,15 +243,21 @@ class Played:
         if gaps := self._gaps(bound, arm):
             return replace(check, state="not measured", reason="; ".join(gaps))
         if not best or len(known) < len(found):
-            few = "no attack applies" if bound.name == IDENTITY else self._few(bound, arm)
+            few = "no attack applies" if bound.name == BoundedShare.IDENTITY else self._few(bound, arm)
             return replace(check, state="not measured", reason=few)
         if (high := max(one.high for _, one in known)) >= bound.limit:
-            return replace(check, state="inconclusive", reason=f"the 95 % interval reaches {bound.written(high)}")
+            return replace(
+                check, state="inconclusive", reason=f"the 95 % interval reaches {bound_value_text(bound, high)}"
+            )
         shown = [each for bare in self._bare(arm) for each in self._found(bound, bare, self._working(bound, arm))]
         exceeding = {title for title, one in shown if one and one.value >= bound.limit}
         if not exceeding:
             return replace(check, state="inconclusive", reason=NOT_EXCEEDED)
-        if why := self._not_identified(arm) if bound.name == IDENTITY else self._not_adaptive(bound, arm, exceeding):
+        if (
+            why := self._not_identified(arm)
+            if bound.name == BoundedShare.IDENTITY
+            else self._not_adaptive(bound, arm, exceeding)
+        ):
             return replace(check, state="inconclusive", reason=why)
         return replace(check, reason=self._spent(bound, arm))
 
@@ -422,7 +265,7 @@ class Played:
         """Return the budget of the attacks on a share: their numbers of results, and the total time if recorded."""
         asked = self._asked(bound, arm)
         counts = ", ".join(f"{title} {len({*map(_place, rows)})}" for title, rows in asked.items())
-        of = "samples" if bound.name == IDENTITY else "updates"
+        of = "samples" if bound.name == BoundedShare.IDENTITY else "updates"
         taken: dict[tuple[Any, ...], float] = {}
         for row in (row for rows in asked.values() for row in rows if measured(row.get("seconds"))):
             taken[row["attack"], row["round"], row["victim"], row["repeat"]] = row["seconds"]
@@ -459,7 +302,7 @@ class Played:
         doubts = [one.doubt for one in self._own if one.doubt and one.arm == arm and one.reason in _IN_DOUBT]
         if doubts:
             return doubt_text(doubts[0])
-        bound = Bound(IDENTITY, 1.0)
+        bound = Bound(BoundedShare.IDENTITY, 1.0)
         asked = self._asked(bound, arm)
         adaptive = (title for title in self._working(bound, arm) if all(map(code_given, asked.get(title, [{}]))))
         return "" if any(adaptive) else REASONS[Reason.NO_ADAPTIVE_ATTACK_WORKS]
@@ -467,11 +310,11 @@ class Played:
     def _found(self, bound: Bound, arm: str, among: Collection[str] | None = None) -> list[tuple[str, Estimate | None]]:
         """Return the bounded shares with their attacks, only of the attacks in `among` if given."""
         shares = {title: one for title, one in self._shares(bound, arm).items() if among is None or title in among}
-        return self._together(bound, arm, shares) if bound.name == IDENTITY else list(shares.items())
+        return self._together(bound, arm, shares) if bound.name == BoundedShare.IDENTITY else list(shares.items())
 
     def _shares(self, bound: Bound, arm: str) -> dict[str, Estimate | None]:
         """Return the share of each attack with a result on an arm; None if there are too few candidates."""
-        return self._identified(bound, arm) if bound.name == IDENTITY else self._members(bound, arm)
+        return self._identified(bound, arm) if bound.name == BoundedShare.IDENTITY else self._members(bound, arm)
 
     def _members(self, bound: Bound, arm: str) -> dict[str, Estimate | None]:
         curves = {title: roc(rows) for title, rows in self._asked(bound, arm).items()}
@@ -507,7 +350,11 @@ class Played:
 
     def _asked(self, bound: Bound, arm: str) -> dict[str, list[Row]]:
         """Return the rows of an arm that a bounded share is computed from, by attack."""
-        every = self.attacks if bound.name == IDENTITY else [r for r in self.inferences if r["metric"] == "auc"]
+        every = (
+            self.attacks
+            if bound.name == BoundedShare.IDENTITY
+            else [r for r in self.inferences if r["metric"] == "auc"]
+        )
         asked: dict[str, list[Row]] = {}
         for row in every:
             if row["arm"] == arm:
@@ -515,7 +362,7 @@ class Played:
         return asked
 
     def _has_result(self, bound: Bound, row: Row) -> bool:
-        if bound.name == IDENTITY:
+        if bound.name == BoundedShare.IDENTITY:
             return row.get(TOP_1.name) is not None and not unanswered(row, self._closed)
         return row["status"] == "ok" and bool(row["scores"])
 
@@ -532,17 +379,21 @@ class Played:
         gaps = []
         for title in asked | dict.fromkeys(working):
             rows = asked.get(title, [])
-            if bound.name == IDENTITY and title not in working and all(r["status"] == "not applicable" for r in rows):
+            if (
+                bound.name == BoundedShare.IDENTITY
+                and title not in working
+                and all(r["status"] == "not applicable" for r in rows)
+            ):
                 continue
             gaps += [f"{title} {_ending(row)}" for row in rows if not self._has_result(bound, row)]
             shown = {
                 _place(row)
                 for one in self._bare(arm)
                 for row in self._asked(bound, one).get(title, [])
-                if (row.get(TOP_1.name) if bound.name == IDENTITY else self._has_result(bound, row))
+                if (row.get(TOP_1.name) if bound.name == BoundedShare.IDENTITY else self._has_result(bound, row))
             }
             if lost := len(shown - {_place(row) for row in rows}):
-                what = "samples that it identified" if bound.name == IDENTITY else "clients with a result"
+                what = "samples that it identified" if bound.name == BoundedShare.IDENTITY else "clients with a result"
                 gaps.append(f"{title} was not run here on {lost} of the {len(shown)} {what} without a defence")
         return list(dict.fromkeys(gaps))
 
@@ -564,8 +415,8 @@ class Played:
 
     def _chance(self, bound: Bound, rows: Sequence[Row]) -> float:
         """Return the success rate of guessing, for identity with one guess per repeat."""
-        if bound.name != IDENTITY:
-            return 0.5 if bound.name == "membership.auc" else RATES[-1]
+        if bound.name != BoundedShare.IDENTITY:
+            return 0.5 if bound.name == BoundedShare.AUC else RATES[-1]
         people = max((row["people"] or 0 for row in self.attacks), default=0)
         repeats = max(Counter(map(_place, rows)).values())
         return min(1.0, repeats / people) if people else 1.0
@@ -590,17 +441,19 @@ def _ending(row: Row) -> str:
 
 def _written(bound: Bound, found: Estimate | None) -> str:
     """Return the interval of an estimate as text; empty without an estimate."""
-    return f"95 % interval {bound.written(found.low)} to {bound.written(found.high)}" if found else ""
+    return (
+        f"95 % interval {bound_value_text(bound, found.low)} to {bound_value_text(bound, found.high)}" if found else ""
+    )
 
 
 def _estimate(bound: Bound, curve: Roc) -> Estimate | None:
-    return curve.auc if bound.name == "membership.auc" else curve.true_positives[RATES[-1]]
+    return curve.auc if bound.name == BoundedShare.AUC else curve.true_positives[RATES[-1]]
 
 
 def _with_gaps(check: Check, metric: Metric, rows: Sequence[Row]) -> Check:
     """Return a check as not measured if its metric could not be computed for some results, unless it failed."""
     answers = [row for row in rows if (row["arm"], row["batch_size"]) == (check.arm, check.batch)]
-    gaps = sum(uncomputed(row, metric) for row in answers)
+    gaps = sum(lacks_metric(row, metric) for row in answers)
     if not gaps or check.state == "failed":
         return check
     why = f"{metric.title} could not be computed for {gaps} of {len(answers)} reconstructions"
@@ -609,7 +462,7 @@ def _with_gaps(check: Check, metric: Metric, rows: Sequence[Row]) -> Check:
 
 def _guessed(found: Finding, bound: Bound) -> str:
     """Return the share of labels that the best guess recovers; empty for bounds on other metrics."""
-    if not bound.of_labels or not found.labels:
+    if not bound.on_labels or not found.labels:
         return ""
     return f"best guess: {100 * found.labels.guesses.best:.0f} % of {found.samples} labels"
 
@@ -631,7 +484,7 @@ def _judged(found: Finding, bound: Bound, bare: bool, exceeds: bool) -> tuple[St
     if found.state in (FindingState.NOT_MEASURED, FindingState.NOTHING_TO_ATTACK):
         gaps = _gaps_of(found, bound)
         return "not measured", gaps or "an attack that exceeds the bound without a defence has no result here"
-    if exceeds and bound.of_labels:
+    if exceeds and bound.on_labels:
         guessed = found.labels is not None and found.labels.guesses.best >= bound.limit
         return "inconclusive", "a guess recovers as many labels" if guessed else BY_LUCK
     if found.state == FindingState.INCONCLUSIVE:
@@ -658,7 +511,7 @@ def _too_weak(bound: Bound, exceeds: bool) -> str:
     """Return why a check is inconclusive if no attack is known to work."""
     if exceeds:
         return f"{GUESSED}; no attack exceeds both without a defence"
-    return NOT_BEYOND_LUCK if bound.of_labels else NOT_EXCEEDED
+    return NOT_BEYOND_LUCK if bound.on_labels else NOT_EXCEEDED
 
 
 def _limits(found: Finding, bound: Bound, exceeds: bool) -> str:

@@ -17,7 +17,7 @@ from rayfed.errors import UserError
 from rayfed.store import exits
 
 if TYPE_CHECKING:
-    from rayfed.analysis.gate import Bound
+    from rayfed.evidence.bounds import Bound
     from rayfed.report.gate import Gated
     from rayfed.samples import Modality
 
@@ -92,10 +92,13 @@ class Gate:
 
         Raises `UserError` for an invalid bound or baseline.
         """
-        from rayfed.analysis.gate import boundable, parsed
+        from rayfed.cli.bounds import parse_bounds
+        from rayfed.evidence.bounds import boundable_metrics
 
         _ = self._earlier
-        return parsed(self.fail_above or (), modality, boundable(modality) if measured is None else measured)
+        return parse_bounds(
+            self.fail_above or (), modality, boundable_metrics(modality) if measured is None else measured
+        )
 
     def changes(self, modality: Modality) -> list[str]:
         """Return the changes (`--set` texts) that make a scenario measure the bounded metrics, too."""

@@ -13,10 +13,12 @@ from xml.etree import ElementTree as xml
 
 from rayfed.analysis.baseline import Change, attacked, changes, updates
 from rayfed.analysis.formats import NONE
-from rayfed.analysis.gate import Bound, Check, Played, State
+from rayfed.analysis.gate import Check, Played, State
 from rayfed.analysis.verdicts import next_step, verdicts
 from rayfed.errors import UserError
+from rayfed.evidence.bounds import Bound
 from rayfed.metrics.known import METRICS, leading
+from rayfed.report.text.gate import bound_text
 from rayfed.store import exits
 from rayfed.store.folder import RunFolder
 from rayfed.version import __version__
@@ -173,7 +175,7 @@ class Ruling:
         for run, checks in zip(self.runs, self.checks, strict=True):
             for check in checks:
                 batch = f", batch {check.batch}" if check.batch else ""
-                yield f"{run.weights}.{check.arm}", f"{check.bound.sentence}{batch}", check.state, check.sentence
+                yield f"{run.weights}.{check.arm}", f"{bound_text(check.bound)}{batch}", check.state, check.sentence
         for change in self.changes:
             group = f"{self.runs[change.run].weights}.{change.arm}"
             yield group, f"{change.metric} not closer than in the baseline", change.state, change.sentence
@@ -209,7 +211,7 @@ _CHANGE_COLUMNS = (
 def _check_lines(checks: Sequence[Check]) -> list[str]:
     """Return one line per check in columns, each with its details on an indented line."""
     rows = [
-        (c.arm, str(c.batch or NONE), c.bound.sentence, c.written or NONE, c.state.upper(), c.by or NONE)
+        (c.arm, str(c.batch or NONE), bound_text(c.bound), c.written or NONE, c.state.upper(), c.by or NONE)
         for c in checks
     ]
     return _align(_CHECK_COLUMNS, rows, [check.details for check in checks])

@@ -16,13 +16,14 @@ from torch import Tensor
 
 from rayfed import scenario as scenarios
 from rayfed.analysis.formats import NONE, duration
-from rayfed.analysis.gate import Played
 from rayfed.analysis.summary import Spread, spread
 from rayfed.attacks.base import Inference, Reconstruction
 from rayfed.engine import runs
 from rayfed.engine.local import local
 from rayfed.engine.progress import Progress
 from rayfed.evidence.bounds import Bound
+from rayfed.evidence.gate import check_bounds
+from rayfed.evidence.gate_inputs import GateInputs
 from rayfed.metrics import score
 from rayfed.metrics.base import Metric
 from rayfed.metrics.known import METRICS
@@ -250,7 +251,7 @@ SSIM = Bound("ssim", 0.5)
 
 def states(*rows: dict[str, Any]) -> dict[str, str]:
     arms = list(dict.fromkeys(one["arm"] for one in rows))
-    return {check.arm: check.state for check in Played(SCENARIO, rows, []).checks([SSIM], arms)}
+    return {check.arm: check.state for check in check_bounds(GateInputs(SCENARIO, rows, []), [SSIM], arms)}
 
 
 def test_a_gate_passes_no_bound_on_a_metric_that_has_no_value() -> None:

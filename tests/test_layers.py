@@ -75,20 +75,30 @@ ARROWS = {
     # a defence on the server's side is a rule of aggregation; malicious clients meet both
     "rayfed.defences": {"rayfed.aggregation.base", "rayfed.aggregation.fedavg", "rayfed.aggregation.noisy_sum"},
     "rayfed.poisoning": {"rayfed.aggregation.weighted_sum", "rayfed.defences.base"},
-    "rayfed.report.text": {
+    "rayfed.evidence": {
         "rayfed.analysis.membership",
+        "rayfed.analysis.paired",
+        "rayfed.analysis.settings",
+        "rayfed.analysis.summary",
+        "rayfed.analysis.unanswered",
+        "rayfed.analysis.verdicts",
+    },
+    "rayfed.report.text": {
+        "rayfed.analysis.formats",
+        "rayfed.analysis.membership",
+        "rayfed.analysis.verdicts",
+        "rayfed.evidence.baseline",
         "rayfed.evidence.bounds",
+        "rayfed.evidence.checks",
         "rayfed.evidence.criteria",
         "rayfed.evidence.findings",
         "rayfed.evidence.labels",
     },
     "rayfed.analysis": {
-        "rayfed.evidence.bounds",
         "rayfed.evidence.criteria",
         "rayfed.evidence.findings",
         "rayfed.evidence.rows",
         "rayfed.report.text.findings",
-        "rayfed.report.text.gate",
         "rayfed.report.text.reasons",
     },
     # other frameworks' clients have defences, too

@@ -115,13 +115,14 @@ class Gate:
 
         `advise` prints a next step if a bound is not measured. Commands that run attacks have already printed the step.
         """
-        from rayfed.report.gate import Ruling
+        from rayfed.report.gate import GateVerdict, Ruling
 
         if not self.asked:
             return
         ruling = Ruling(runs, bounds, self.allow_unmeasured, self._earlier)
         *lines, verdict = ruling.lines
-        steps = dict.fromkeys(run.next_step for run in runs) if advise and ruling.verdict == "not measured" else {}
+        unmeasured = ruling.verdict == GateVerdict.NOT_MEASURED
+        steps = dict.fromkeys(run.next_step for run in runs) if advise and unmeasured else {}
         for line in [*lines, *filter(None, steps), verdict]:
             say(line)
         if self.json is not None:
@@ -225,11 +226,11 @@ def gate(
                 "compare all settings with bounds: rayfed recommend"
             )
         gated = Gated(folder, "")
-        played = gated.played
+        inputs = gated.inputs
         if arm:
-            arms = {row["arm"] for row in [*played.attacks, *played.inferences]} | set(played.gated)
-            gated = replace(gated, arms=[_arm(name, arms, played.scenario) for name in arm])
-        rows = [*played.attacks, *played.inferences]
-        gated = replace(gated, weights=attacked_weights(played.scenario, exits.status(folder), rows, gated.names))
-        bounds = asked.bounds(played.modality, played.measured)
+            arms = {row["arm"] for row in [*inputs.attacks, *inputs.inferences]} | set(inputs.default_arms)
+            gated = replace(gated, arms=[_arm(name, arms, inputs.scenario) for name in arm])
+        rows = [*inputs.attacks, *inputs.inferences]
+        gated = replace(gated, weights=attacked_weights(inputs.scenario, exits.status(folder), rows, gated.names))
+        bounds = asked.bounds(inputs.modality, inputs.measured)
         asked.close([gated], bounds, (lambda line: None) if quiet else partial(print, flush=True), advise=True)

@@ -13,7 +13,6 @@ INSPECTIONS = {
 }  # fmt: skip
 """Methods that inspect a text."""
 ALLOWED: dict[str, int] = {
-    "rayfed/analysis/gate.py": 1,
     "rayfed/analysis/sweep_folder.py": 2,
     "rayfed/evidence/arms.py": 2,
     "rayfed/evidence/batch_sizes.py": 1,

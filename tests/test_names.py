@@ -7,7 +7,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayfed.analysis.gate import Bound, Played
+from rayfed.evidence.bounds import Bound
+from rayfed.evidence.gate import check_bounds
+from rayfed.evidence.gate_inputs import GateInputs
 from rayfed.evidence.outcomes import with_references
 from rayfed.evidence.recommend import parse_bound, recommend
 from rayfed.evidence.settings import settings as grouped
@@ -64,8 +66,8 @@ def results(
     back = {name: arm for arm, name in names.items()}
     found = collect_evidence(scenario, renamed, []).verdicts
     states = [(back[one.arm], one.state, sorted(one.reasons), one.labels_by_chance) for one in found]
-    checks = Played(scenario, renamed, []).checks(BOUNDS, list(arms))
-    gates = [(back[one.arm], one.batch, one.bound.name, one.state, one.value, one.reached) for one in checks]
+    checks = check_bounds(GateInputs(scenario, renamed, []), BOUNDS, list(arms))
+    gates = [(back[one.arm], one.batch, one.bound.name, one.state, one.value, one.exceeding) for one in checks]
     outcomes = [
         {"arm": names[arm], "attack": titles["search"], "result": state, "verdict": None, "test_accuracy": accuracy}
         | {"psnr": 9.0, "train_seconds": seconds, "images": 2, "batch_size": 2, "knowledge": ["code"], "explains": True}

@@ -17,7 +17,7 @@ from rayfed.errors import UserError
 from rayfed.store import exits
 
 if TYPE_CHECKING:
-    from rayfed.analysis.gate import Bound
+    from rayfed.evidence.bounds import Bound
     from rayfed.report.gate import Gated
     from rayfed.samples import Modality
 
@@ -92,10 +92,13 @@ class Gate:
 
         Raises `UserError` for an invalid bound or baseline.
         """
-        from rayfed.analysis.gate import boundable, parsed
+        from rayfed.cli.bounds import parse_bounds
+        from rayfed.evidence.bounds import boundable_metrics
 
         _ = self._earlier
-        return parsed(self.fail_above or (), modality, boundable(modality) if measured is None else measured)
+        return parse_bounds(
+            self.fail_above or (), modality, boundable_metrics(modality) if measured is None else measured
+        )
 
     def changes(self, modality: Modality) -> list[str]:
         """Return the changes (`--set` texts) that make a scenario measure the bounded metrics, too."""
@@ -112,13 +115,14 @@ class Gate:
 
         `advise` prints a next step if a bound is not measured. Commands that run attacks have already printed the step.
         """
-        from rayfed.report.gate import Ruling
+        from rayfed.report.gate import GateVerdict, Ruling
 
         if not self.asked:
             return
         ruling = Ruling(runs, bounds, self.allow_unmeasured, self._earlier)
         *lines, verdict = ruling.lines
-        steps = dict.fromkeys(run.next_step for run in runs) if advise and ruling.verdict == "not measured" else {}
+        unmeasured = ruling.verdict == GateVerdict.NOT_MEASURED
+        steps = dict.fromkeys(run.next_step for run in runs) if advise and unmeasured else {}
         for line in [*lines, *filter(None, steps), verdict]:
             say(line)
         if self.json is not None:
@@ -222,11 +226,11 @@ def gate(
                 "compare all settings with bounds: rayfed recommend"
             )
         gated = Gated(folder, "")
-        played = gated.played
+        inputs = gated.inputs
         if arm:
-            arms = {row["arm"] for row in [*played.attacks, *played.inferences]} | set(played.gated)
-            gated = replace(gated, arms=[_arm(name, arms, played.scenario) for name in arm])
-        rows = [*played.attacks, *played.inferences]
-        gated = replace(gated, weights=attacked_weights(played.scenario, exits.status(folder), rows, gated.names))
-        bounds = asked.bounds(played.modality, played.measured)
+            arms = {row["arm"] for row in [*inputs.attacks, *inputs.inferences]} | set(inputs.default_arms)
+            gated = replace(gated, arms=[_arm(name, arms, inputs.scenario) for name in arm])
+        rows = [*inputs.attacks, *inputs.inferences]
+        gated = replace(gated, weights=attacked_weights(inputs.scenario, exits.status(folder), rows, gated.names))
+        bounds = asked.bounds(inputs.modality, inputs.measured)
         asked.close([gated], bounds, (lambda line: None) if quiet else partial(print, flush=True), advise=True)

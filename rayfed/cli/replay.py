@@ -26,6 +26,8 @@ from rayfed.cli.common import (
 )
 from rayfed.cli.gate import AllowUnmeasured, Baseline, FailAbove, Gate, Json, Junit
 from rayfed.errors import UserError
+from rayfed.evidence.gate import far_from_recording
+from rayfed.report.text.gate import wrong_replay_text
 
 if TYPE_CHECKING:
     from torch import nn
@@ -239,8 +241,9 @@ def _scored(
         folder = runs.attack_sent(loaded, sent, words, out, execution(executor, address), view, allowance)
         view.audited(f"round {one.round}", f"{folder.url}/report.html")
         gated = Gated(folder, f"round {one.round} of the recording", [RECORDED])
-        if doubt := gated.played.doubt(RECORDED):
-            view.note(doubt)
+        distance = far_from_recording(gated.inputs, RECORDED)
+        if distance is not None:
+            view.note(wrong_replay_text(distance))
     return gated
 
 

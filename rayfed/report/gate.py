@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from xml.etree import ElementTree as xml
 
-from rayfed.analysis.baseline import Change, attacked, changes, updates
-from rayfed.analysis.gate import Bound, Check, Played, State
 from rayfed.errors import UserError
-from rayfed.evidence.verdicts import collect_evidence
+from rayfed.evidence.baseline import Change, compare_with_baseline
+from rayfed.evidence.bounds import Bound
+from rayfed.evidence.checks import Check, GateState
+from rayfed.evidence.gate import check_bounds
+from rayfed.evidence.gate_inputs import GateInputs
+from rayfed.evidence.updates import hash_samples, measure_updates
+from rayfed.evidence.verdicts import read_evidence
 from rayfed.metrics.known import METRICS, leading
+from rayfed.report.text.baseline import change_details_text, change_reasons_text, change_text
 from rayfed.report.text.formats import NONE
+from rayfed.report.text.gate import bound_text, by_text, check_text, details_text, reasons_text, value_text
 from rayfed.report.text.next_step import next_step_text
 from rayfed.store import exits
 from rayfed.store.folder import RunFolder
@@ -24,7 +31,16 @@ from rayfed.version import __version__
 
 VERSION = 2
 """Version of the document; increased if readers of the previous version would misread it."""
-Verdict = Literal["passed", "failed", "not measured", "no bound"]
+
+
+class GateVerdict(StrEnum):
+    """Result of a gate over all checks and changes."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    NOT_MEASURED = "not measured"
+    """Not measured or inconclusive."""
+    NO_BOUND = "no bound"
 
 
 @dataclass(frozen=True)
@@ -35,21 +51,18 @@ class Gated:
     weights: str
     """Description of the attacked weights."""
     arms: Sequence[str] | None = None
-    """Checked arms; None for `Played.gated`."""
+    """Checked arms; None for `GateInputs.default_arms`."""
 
     @cached_property
-    def played(self) -> Played:
+    def inputs(self) -> GateInputs:
         """Return the results in the run's folder: scenario, rows of attacks and inferences."""
-        attacks, inferences = (self.folder.read_table(name).to_pylist() for name in ("attacks", "inferences"))
-        over = exits.over(self._status)
-        return Played(self.folder.scenario(), attacks, inferences, over)
+        evidence = read_evidence(self.folder)
+        return GateInputs(evidence.scenario, evidence.attacks, evidence.inferences, evidence.finished, evidence)
 
     @cached_property
     def next_step(self) -> str:
         """Return the user's next step towards a verdict; empty if every arm has a verdict."""
-        had = self.played
-        evidence = collect_evidence(had.scenario, had.attacks, had.inferences, had.finished)
-        return next_step_text(evidence, self._status.get("enough"), self.fewer)
+        return next_step_text(self.inputs.evidence, self._status.get("enough"), self.fewer)
 
     @property
     def fewer(self) -> str | None:
@@ -63,12 +76,12 @@ class Gated:
     @cached_property
     def names(self) -> list[str]:
         """Return the names of the arms that the gate checks."""
-        return self.played.gated if self.arms is None else list(self.arms)
+        return self.inputs.default_arms if self.arms is None else list(self.arms)
 
     @cached_property
     def samples(self) -> str:
         """Return a digest (SHA-256) of the attacked samples."""
-        return attacked(*(self.folder.read_table(name).to_pylist() for name in ("images", "texts")))
+        return hash_samples(*(self.folder.read_table(name).to_pylist() for name in ("images", "texts")))
 
 
 @dataclass(frozen=True)
@@ -84,27 +97,29 @@ class Ruling:
     @cached_property
     def checks(self) -> list[list[Check]]:
         """Return the checks of every bound on every arm, one list per run."""
-        return [run.played.checks(self.bounds, run.names) for run in self.runs]
+        return [check_bounds(run.inputs, self.bounds, run.names) for run in self.runs]
 
     @cached_property
     def changes(self) -> list[Change]:
         """Return the changes of all runs since the baseline; empty if no baseline was given."""
-        return [] if self.baseline is None else changes(self._measured, self.baseline)
+        return [] if self.baseline is None else compare_with_baseline(self._measured, self.baseline)
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> GateVerdict:
         """Return the least favourable state of all checks and changes."""
         if not self.bounds and self.baseline is None:
-            return "no bound"
+            return GateVerdict.NO_BOUND
         states = {check.state for run in self.checks for check in run} | {change.state for change in self.changes}
-        if "failed" in states:
-            return "failed"
-        return "passed" if states == {"passed"} else "not measured"
+        if GateState.FAILED in states:
+            return GateVerdict.FAILED
+        return GateVerdict.PASSED if states == {GateState.PASSED} else GateVerdict.NOT_MEASURED
 
     @property
     def passed(self) -> bool:
         """Return whether the gate passes, so that the exit code is 0."""
-        return self.verdict in ("passed", "no bound") or (self.verdict == "not measured" and self.allow_unmeasured)
+        if self.verdict == GateVerdict.NOT_MEASURED:
+            return self.allow_unmeasured
+        return self.verdict != GateVerdict.FAILED
 
     @cached_property
     def lines(self) -> list[str]:
@@ -116,24 +131,24 @@ class Ruling:
                 lines += [f"   {run.fewer}, because of the time limit"] if run.fewer else []
         if self.changes:
             lines += ["Changes since the baseline", *_change_lines(self.changes)]
-        allowed = " (allowed by --allow-unmeasured)" if self.passed and self.verdict == "not measured" else ""
+        allowed = " (allowed by --allow-unmeasured)" if self.passed and self.verdict == GateVerdict.NOT_MEASURED else ""
         return [*lines, f"gate: {self.verdict.upper()}{allowed}"]
 
     @cached_property
     def _measured(self) -> dict[str, Any]:
         asked = [bound.name for bound in self.bounds if bound.metric]
-        leaders = [leading(run.played.modality).name for run in self.runs]
+        leaders = [leading(run.inputs.modality).name for run in self.runs]
         metrics = list(dict.fromkeys([*asked, *leaders]))
         runs = [
             {
                 "folder": run.folder.url,
                 "weights": run.weights,
-                "seed": run.played.scenario["seed"],
-                "finished": run.played.finished,
+                "seed": run.inputs.scenario["seed"],
+                "finished": run.inputs.finished,
                 "arms": run.names,
                 "samples": run.samples,
-                "checks": [_row(check) for check in checks],
-                "updates": updates(run.played, metrics, run.names),
+                "checks": [_check_row(check) for check in checks],
+                "updates": measure_updates(run.inputs, metrics, run.names),
             }
             for run, checks in zip(self.runs, self.checks, strict=True)
         ]
@@ -150,7 +165,7 @@ class Ruling:
             "allow_unmeasured": self.allow_unmeasured,
             "bounds": [{"metric": bound.name, "limit": bound.limit} for bound in self.bounds],
             **self._measured,
-            "baseline": None if self.baseline is None else [_written(change) for change in self.changes],
+            "baseline": None if self.baseline is None else [_change_row(change) for change in self.changes],
         }
 
     def junit(self) -> str:
@@ -158,11 +173,11 @@ class Ruling:
         suite = xml.Element("testsuite", name="rayfed gate")
         for group, name, state, sentence in self._cases():
             case = xml.SubElement(suite, "testcase", classname=group, name=name)
-            if state == "failed":
+            if state == GateState.FAILED:
                 xml.SubElement(case, "failure", message=sentence)
-            elif state != "passed":
+            elif state != GateState.PASSED:
                 xml.SubElement(case, "skipped" if self.allow_unmeasured else "error", message=sentence)
-        if not len(suite) and self.verdict == "not measured":
+        if not len(suite) and self.verdict == GateVerdict.NOT_MEASURED:
             case = xml.SubElement(suite, "testcase", classname="rayfed", name="attacks")
             xml.SubElement(case, "skipped" if self.allow_unmeasured else "error", message="no attack applies")
         for tag, attribute in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
@@ -170,14 +185,14 @@ class Ruling:
         suite.set("tests", str(len(suite)))
         return '<?xml version="1.0" encoding="utf-8"?>\n' + xml.tostring(suite, encoding="unicode") + "\n"
 
-    def _cases(self) -> Iterator[tuple[str, str, State, str]]:
+    def _cases(self) -> Iterator[tuple[str, str, GateState, str]]:
         for run, checks in zip(self.runs, self.checks, strict=True):
             for check in checks:
                 batch = f", batch {check.batch}" if check.batch else ""
-                yield f"{run.weights}.{check.arm}", f"{check.bound.sentence}{batch}", check.state, check.sentence
+                yield f"{run.weights}.{check.arm}", f"{bound_text(check.bound)}{batch}", check.state, check_text(check)
         for change in self.changes:
             group = f"{self.runs[change.run].weights}.{change.arm}"
-            yield group, f"{change.metric} not closer than in the baseline", change.state, change.sentence
+            yield group, f"{change.metric} not closer than in the baseline", change.state, change_text(change)
 
 
 @dataclass(frozen=True)
@@ -210,10 +225,17 @@ _CHANGE_COLUMNS = (
 def _check_lines(checks: Sequence[Check]) -> list[str]:
     """Return one line per check in columns, each with its details on an indented line."""
     rows = [
-        (c.arm, str(c.batch or NONE), c.bound.sentence, c.written or NONE, c.state.upper(), c.by or NONE)
-        for c in checks
+        (
+            check.arm,
+            str(check.batch or NONE),
+            bound_text(check.bound),
+            value_text(check) or NONE,
+            check.state.upper(),
+            by_text(check) or NONE,
+        )
+        for check in checks
     ]
-    return _align(_CHECK_COLUMNS, rows, [check.details for check in checks])
+    return _align(_CHECK_COLUMNS, rows, [details_text(check) for check in checks])
 
 
 def _change_lines(found: Sequence[Change]) -> list[str]:
@@ -229,7 +251,7 @@ def _change_lines(found: Sequence[Change]) -> list[str]:
         )
         for change in found
     ]
-    return _align(_CHANGE_COLUMNS, rows, [change.details for change in found])
+    return _align(_CHANGE_COLUMNS, rows, [change_details_text(change) for change in found])
 
 
 def _align(columns: Sequence[_Column], rows: Sequence[Sequence[str]], details: Sequence[str]) -> list[str]:
@@ -244,15 +266,34 @@ def _align(columns: Sequence[_Column], rows: Sequence[Sequence[str]], details: S
     return lines
 
 
-def _row(check: Check) -> dict[str, Any]:
-    row = asdict(check)
-    row.pop("bound")
-    row.pop("interval")
-    return {"metric": check.bound.name, "limit": check.bound.limit, **row}
+def _check_row(check: Check) -> dict[str, Any]:
+    return {
+        "metric": check.bound.name,
+        "limit": check.bound.limit,
+        "arm": check.arm,
+        "batch": check.batch,
+        "state": check.state,
+        "value": check.value,
+        "by": by_text(check),
+        "reached": check.exceeding,
+        "samples": check.samples,
+        "reason": reasons_text(check),
+    }
 
 
-def _written(change: Change) -> dict[str, Any]:
-    return asdict(change) | {"newly": [list(key) for key in change.newly]}
+def _change_row(change: Change) -> dict[str, Any]:
+    return {
+        "run": change.run,
+        "arm": change.arm,
+        "metric": change.metric,
+        "state": change.state,
+        "test": change.test,
+        "updates": change.updates,
+        "difference": change.difference,
+        "p": change.p,
+        "reason": change_reasons_text(change),
+        "newly": [list(key) for key in change.newly],
+    }
 
 
 def schema() -> dict[str, Any]:

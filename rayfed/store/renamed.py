@@ -91,7 +91,7 @@ def with_present_names(table: pa.Table, names: Mapping[str, str] = NAMES) -> pa.
     if {"victim", "batch_size", "status"} <= there and "family" not in there:
         families = map(_family, table["attack"].to_pylist(), table["batch_size"].to_pylist())
         table = table.append_column("family", pa.array(families, pa.string()))
-    if {"verdict", "reason"} <= {*table.column_names} and "doubt" not in there:
+    if {"result", "verdict", "reason"} <= {*table.column_names} and "doubt" not in there:
         table = table.append_column("doubt", pa.array(map(_doubt, table["reason"].to_pylist()), pa.string()))
     return table
 

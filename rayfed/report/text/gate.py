@@ -196,6 +196,7 @@ def _search_text(search: SearchBudget) -> str:
 
 
 def wrong_replay_text(distance: float) -> str:
+    """Return a warning that recorded updates are far from the updates that the settings of a replay give."""
     return (
         f"the recorded updates differ by {distance:.2g} of their norm from the undefended updates of these clients: "
         f"the clients have a defence, or the model, loss, local steps or normalisation differ"

@@ -239,7 +239,7 @@ def _scored(
         folder = runs.attack_sent(loaded, sent, words, out, execution(executor, address), view, allowance)
         view.audited(f"round {one.round}", f"{folder.url}/report.html")
         gated = Gated(folder, f"round {one.round} of the recording", [RECORDED])
-        if doubt := gated.played.doubt(RECORDED):
+        if doubt := gated.inputs.doubt(RECORDED):
             view.note(doubt)
     return gated
 

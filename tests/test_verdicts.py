@@ -124,7 +124,7 @@ def test_page_tables_and_statement_agree_on_a_run_that_was_stopped(
     if status["state"] == "interrupted":
         page = Page(Path(write_report(folder).removeprefix("file://")).read_text()).text
         assert ("noise not reconstructed " in page) == known
-    assert Gated(folder, folder.url).played.finished == known
+    assert Gated(folder, folder.url).inputs.finished == known
     [lead, *_] = Statement(folder, {}, folder).lead
     assert ("did not finish" in lead) == (not known)
     assert ("stopped after its last round" in lead) == (known and status["state"] != "finished")

@@ -229,7 +229,9 @@ def _scored(
     from rayfed.engine.attacking import Allowance
     from rayfed.engine.executions import execution
     from rayfed.engine.replaying import RECORDED
+    from rayfed.evidence.gate import wrong_replay_distance
     from rayfed.report.gate import Gated
+    from rayfed.report.text.gate import wrong_replay_text
 
     executor, address, quiet = where
     loaded = scenario.check(scenario.with_changes(one.document(), gate.changes("pixels")), "the replay")
@@ -239,8 +241,9 @@ def _scored(
         folder = runs.attack_sent(loaded, sent, words, out, execution(executor, address), view, allowance)
         view.audited(f"round {one.round}", f"{folder.url}/report.html")
         gated = Gated(folder, f"round {one.round} of the recording", [RECORDED])
-        if doubt := gated.inputs.doubt(RECORDED):
-            view.note(doubt)
+        distance = wrong_replay_distance(gated.inputs, RECORDED)
+        if distance is not None:
+            view.note(wrong_replay_text(distance))
     return gated
 
 

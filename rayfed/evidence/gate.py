@@ -234,8 +234,9 @@ def _check(case: Case) -> Check:
         reasons.insert(0, GateReason(ReasonKind.LABEL_BASELINE, baseline))
     if finding.overtaken:
         reasons.append(GateReason(ReasonKind.OVERTAKEN, finding.overtaken))
-    if state == GateState.INCONCLUSIVE:
-        reasons += _wrong_replay_settings(case)
+    distance = wrong_replay_distance(case.inputs, finding.arm)
+    if distance is not None and state == GateState.INCONCLUSIVE:
+        reasons.append(GateReason(ReasonKind.WRONG_REPLAY_SETTINGS, distance))
     return Check(
         arm=finding.arm,
         batch=finding.batch,
@@ -292,12 +293,13 @@ def _budget(case: Case) -> Budget | None:
     return Budget(searches, only_closed_forms, sum(seconds.values()))
 
 
-def _wrong_replay_settings(case: Case) -> list[GateReason]:
-    """Return a warning if recorded updates are far from the updates that the settings of a replay give."""
-    arm = case.finding.arm
-    if not recorded(case.inputs.scenario, arm):
-        return []
-    distances = [row["distortion"] or 0.0 for row in case.inputs.attacks if row["arm"] == arm]
-    if max(distances) < MISTAKEN:
-        return []
-    return [GateReason(ReasonKind.WRONG_REPLAY_SETTINGS, max(distances))]
+def wrong_replay_distance(inputs: GateInputs, arm: str) -> float | None:
+    """Return the relative distance of recorded updates from the updates that the settings of a replay give.
+
+    Return None for other arms, and for small distances, which are no sign of wrong settings.
+    """
+    if not recorded(inputs.scenario, arm):
+        return None
+    distances = [row["distortion"] or 0.0 for row in inputs.attacks if row["arm"] == arm]
+    distance = max(distances, default=0.0)
+    return None if distance < MISTAKEN else distance

@@ -139,6 +139,14 @@ def check_text(check: Check) -> str:
     return f"{text}: {details}" if details else text
 
 
+def wrong_replay_text(distance: float) -> str:
+    """Return a warning that the settings of a replay may be wrong, given the distance of the recorded updates."""
+    return (
+        f"the recorded updates differ by {distance:.2g} of their norm from the undefended updates of these clients: "
+        f"the clients have a defence, or the model, loss, local steps or normalisation differ"
+    )
+
+
 # Text of each reason with a fact.
 
 
@@ -194,10 +202,7 @@ def _search_text(search: SearchBudget) -> str:
 
 
 def _wrong_replay_settings(distance: float, check: Check) -> str:
-    return (
-        f"the recorded updates differ by {distance:.2g} of their norm from the undefended updates of these clients: "
-        f"the clients have a defence, or the model, loss, local steps or normalisation differ"
-    )
+    return wrong_replay_text(distance)
 
 
 def _no_scores(attack: str, check: Check) -> str:

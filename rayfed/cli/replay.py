@@ -26,7 +26,6 @@ from rayfed.cli.common import (
 )
 from rayfed.cli.gate import AllowUnmeasured, Baseline, FailAbove, Gate, Json, Junit
 from rayfed.errors import UserError
-from rayfed.evidence.gate import far_from_recording
 from rayfed.report.text.gate import wrong_replay_text
 
 if TYPE_CHECKING:
@@ -231,6 +230,7 @@ def _scored(
     from rayfed.engine.attacking import Allowance
     from rayfed.engine.executions import execution
     from rayfed.engine.replaying import RECORDED
+    from rayfed.evidence.gate import wrong_replay_distance
     from rayfed.report.gate import Gated
 
     executor, address, quiet = where
@@ -241,7 +241,7 @@ def _scored(
         folder = runs.attack_sent(loaded, sent, words, out, execution(executor, address), view, allowance)
         view.audited(f"round {one.round}", f"{folder.url}/report.html")
         gated = Gated(folder, f"round {one.round} of the recording", [RECORDED])
-        distance = far_from_recording(gated.inputs, RECORDED)
+        distance = wrong_replay_distance(gated.inputs, RECORDED)
         if distance is not None:
             view.note(wrong_replay_text(distance))
     return gated

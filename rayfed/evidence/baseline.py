@@ -97,11 +97,6 @@ class Change:
     """Updates of the same samples that leak now and did not in the baseline; for the leading metric only."""
 
     @property
-    def kinds(self) -> list[ChangeReasonKind]:
-        """Return the kinds of the reasons."""
-        return [reason.kind for reason in self.reasons]
-
-    @property
     def closer(self) -> bool:
         """Return whether results are closer to the true samples than in the baseline."""
         if self.difference is None:

@@ -235,8 +235,9 @@ def _check(case: Case) -> Check:
         reasons.insert(0, GateReason(ReasonKind.LABEL_BASELINE, baseline))
     if finding.overtaken:
         reasons.append(GateReason(ReasonKind.OVERTAKEN, finding.overtaken))
-    if state == GateState.INCONCLUSIVE:
-        reasons += _wrong_replay_settings(case)
+    distance = wrong_replay_distance(case.inputs, finding.arm)
+    if distance is not None and state == GateState.INCONCLUSIVE:
+        reasons.append(GateReason(ReasonKind.WRONG_REPLAY_SETTINGS, distance))
     return Check(
         arm=finding.arm,
         batch=finding.batch,
@@ -293,15 +294,13 @@ def _budget(case: Case) -> Budget | None:
     return Budget(searches, only_closed_forms, sum(seconds.values()))
 
 
-def _wrong_replay_settings(case: Case) -> list[GateReason]:
-    """Return a warning if recorded updates are far from the updates that the settings of a replay give."""
-    distance = far_from_recording(case.inputs, case.finding.arm)
-    return [] if distance is None else [GateReason(ReasonKind.WRONG_REPLAY_SETTINGS, distance)]
+def wrong_replay_distance(inputs: GateInputs, arm: str) -> float | None:
+    """Return the relative distance of recorded updates from the updates that the settings of a replay give.
 
-
-def far_from_recording(inputs: GateInputs, arm: str) -> float | None:
-    """Return the maximum relative distance of recorded updates from undefended ones; None if it is small or unknown."""
+    Return None for other arms, and for small distances, which are no sign of wrong settings.
+    """
     if not is_recorded(inputs.scenario, arm):
         return None
-    distance = max((row["distortion"] or 0.0 for row in inputs.attacks if row["arm"] == arm), default=0.0)
-    return distance if distance >= MISTAKEN else None
+    distances = [row["distortion"] or 0.0 for row in inputs.attacks if row["arm"] == arm]
+    distance = max(distances, default=0.0)
+    return None if distance < MISTAKEN else distance

@@ -141,6 +141,14 @@ def check_text(check: Check) -> str:
     return f"{text}: {details}" if details else text
 
 
+def wrong_replay_text(distance: float) -> str:
+    """Return a warning that the settings of a replay may be wrong, given the distance of the recorded updates."""
+    return (
+        f"the recorded updates differ by {distance:.2g} of their norm from the undefended updates of these clients: "
+        f"the clients have a defence, or the model, loss, local steps or normalisation differ"
+    )
+
+
 # Text of each reason with a fact.
 
 
@@ -193,14 +201,6 @@ def _budget(budget: Budget, check: Check) -> str:
 def _search_text(search: SearchBudget) -> str:
     most = "" if search.least == search.most else f" to {search.most:,}"
     return f"{search.attack} {search.least:,}{most} iterations"
-
-
-def wrong_replay_text(distance: float) -> str:
-    """Return a warning that recorded updates are far from the updates that the settings of a replay give."""
-    return (
-        f"the recorded updates differ by {distance:.2g} of their norm from the undefended updates of these clients: "
-        f"the clients have a defence, or the model, loss, local steps or normalisation differ"
-    )
 
 
 def _wrong_replay_settings(distance: float, check: Check) -> str:

@@ -78,6 +78,7 @@ ARROWS = {
     "rayfed.evidence": {
         "rayfed.analysis.audit",
         "rayfed.analysis.figures",
+        "rayfed.analysis.loading",
         "rayfed.analysis.settings",
     },
     "rayfed.report.text": {
@@ -86,6 +87,7 @@ ARROWS = {
         "rayfed.analysis.settings",
         "rayfed.evidence.attack_results",
         "rayfed.evidence.batch_sizes",
+        "rayfed.evidence.compare",
         "rayfed.evidence.criteria",
         "rayfed.evidence.findings",
         "rayfed.evidence.knowledge_pairs",
@@ -115,7 +117,6 @@ ARROWS = {
         "rayfed.report.text.findings",
         "rayfed.report.text.marks",
         "rayfed.report.text.membership",
-        "rayfed.report.text.paired",
         "rayfed.report.text.reasons",
     },
     # other frameworks' clients have defences, too

@@ -100,7 +100,8 @@ def _other_victims(
     differences: Mapping[str, Sequence[Difference]], scenarios: Sequence[Mapping[str, Any]]
 ) -> Unpaired | None:
     """Return why victims or attacks of the scenarios are not the same; None if they are."""
-    paths = [one.path for section in _PAIRED_SECTIONS for one in differences.get(section, ())]
+    sections = [section for section in differences if section in _PAIRED_SECTIONS]
+    paths = [one.path for section in sections for one in differences[section]]
     fields = tuple(path for path in paths if path not in _SAME_VICTIMS)
     attacks = tuple(changed_attacks(scenarios))
     return Unpaired(fields, attacks) if fields or attacks else None

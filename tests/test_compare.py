@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rayfed.analysis.compare import Comparison, attacks_changed, compare
 from rayfed.analysis.loading import load
 from rayfed.cli.tables import Tabulated, table
 from rayfed.errors import UserError
+from rayfed.evidence.compare import Comparison, Unpaired, changed_attacks, compare
+from rayfed.report.text.compare import value_text
 from tests.result_fixtures import attacked, small_run, small_sweep
 from tests.test_cli import run
 
@@ -42,33 +43,31 @@ def test_settings_come_in_the_order_given_with_their_run(tmp_path: Path) -> None
         zip(found.names, (30, 10), strict=True)
     )
     assert [name.partition("-")[0] for name in found.names] == ["first", "second"]
-    assert (found.differences, found.warnings) == ([], [])
+    assert (found.differences, found.unfinished) == ({}, {})
 
 
 def test_only_what_differs_is_named_with_its_values(tmp_path: Path) -> None:
     attacks = [{"name": "dlg", "iterations": 10}, {"name": "idlg", "iterations": 99}]
     found = two(tmp_path, training={"lr": 0.5, "batch_size": 1}, attacks=attacks, arms={"noise": ["gaussian"]})
-    assert {each.path: each.values for each in found.differences} == {
-        "training.lr": ["0.1", "0.5"],
-        "attacks.idlg.iterations": ["10", "99"],
-        "arms": ["", "{noise: [gaussian]}"],
+    assert {section: [(one.path, one.values) for one in changed] for section, changed in found.differences.items()} == {
+        "training": [("training.lr", [0.1, 0.5])],
+        "attacks": [("attacks.idlg.iterations", [10, 99])],
+        "arms": [("arms", [None, {"noise": ["gaussian"]}])],
     }
-    assert len(found.warnings) == 1
-    assert "the attacks differ" in found.warnings[0]
+    assert value_text({"noise": ["gaussian"], "none": []}) == "{noise: [gaussian]}"
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    "change",
     [
-        ({"seed": 5}, "the seeds differ"),
-        ({"data": {"name": "mnist"}}, "the data differ"),
-        ({"attacks": [{"name": "dlg"}, {"name": "dlg"}]}, "the attacks differ"),
-        ({"partition": {"name": "shards"}}, "the partition differs"),
+        {"seed": 5},
+        {"data": {"name": "mnist"}},
+        {"attacks": [{"name": "dlg"}, {"name": "dlg"}]},
+        {"partition": {"name": "shards"}},
     ],
 )
-def test_it_warns_where_numbers_are_not_comparable(change: dict[str, Any], said: str, tmp_path: Path) -> None:
-    [warning] = two(tmp_path, **change).warnings
-    assert warning.startswith(said)
+def test_sections_that_differ_are_listed(change: dict[str, Any], tmp_path: Path) -> None:
+    assert two(tmp_path, **change).differences.keys() == change.keys()
 
 
 def test_the_fields_in_which_victims_differ_are_named_and_rounds_are_none_of_them(tmp_path: Path) -> None:
@@ -76,18 +75,17 @@ def test_the_fields_in_which_victims_differ_are_named_and_rounds_are_none_of_the
     for folder in both:
         folder.write_part("attacks", 0, [attacked("none", "dlg", psnr=9.0, victim=client) for client in range(2)])
     longer = compare([load(folder.url) for folder in both])
-    assert (longer.unpaired, {one.pairs for one in longer.paired}) == ("", {2})
+    assert (longer.unpaired, {one.pairs for one in longer.paired}) == (None, {2})
     attacks = [{"name": "dlg", "iterations": 99}]
     found = two(tmp_path, data={"name": "digits", "size": 8}, attacks=attacks, model={"name": "mlp"})
-    assert all(name in found.unpaired for name in ("data.size", "dlg"))
-    assert found.paired == []
-    assert any(warning.startswith("the models differ") for warning in found.warnings)
+    assert (found.paired, found.unpaired) == ([], Unpaired(("data.size",), ("dlg",)))
+    assert "model" in found.differences
 
 
 def test_it_warns_of_a_run_that_is_not_finished(tmp_path: Path) -> None:
     first, second = small_run(str(tmp_path), {}, "a"), small_run(str(tmp_path), {}, "b")
     second.write_text("status.json", json.dumps({"state": "failed"}))
-    assert compare([load(first.url), load(second.url)]).warnings == [f"{second.name} is not finished (failed)"]
+    assert compare([load(first.url), load(second.url)]).unfinished == {second.name: "failed"}
 
 
 def test_names_that_two_share_become_addresses(tmp_path: Path) -> None:
@@ -155,6 +153,6 @@ def test_the_users_mistakes_end_with_2(tmp_path: Path) -> None:
 
 def test_attacks_of_one_name_that_are_set_otherwise_make_no_pairs() -> None:
     few, many = ({"attacks": [{"name": "dlg", "iterations": n}, {"name": "idlg"}]} for n in (1, 2))
-    assert attacks_changed([few, many]) == ["dlg"]
-    assert attacks_changed([few, few | {"attacks": few["attacks"][:1]}]) == [], "what one lacks is in no pair"
-    assert attacks_changed([few, {}]) == []
+    assert changed_attacks([few, many]) == ["dlg"]
+    assert changed_attacks([few, few | {"attacks": few["attacks"][:1]}]) == [], "what one lacks is in no pair"
+    assert changed_attacks([few, {}]) == []

@@ -28,7 +28,6 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from rayfed import scenario as scenarios
-from rayfed.analysis.compare import compare
 from rayfed.analysis.loading import Run, load
 from rayfed.analysis.sweep_folder import SweepFolder, is_sweep
 from rayfed.client.failures import Failed, checked
@@ -38,6 +37,7 @@ from rayfed.data.base import in_memory
 from rayfed.engine.inputs import Inputs, prepare
 from rayfed.errors import DataError, RunError, ScenarioError, UserError
 from rayfed.evidence import recommend as choice
+from rayfed.evidence.compare import compare
 from rayfed.metrics.lpips import Lpips
 from rayfed.models.pretrained import SHIPPED_EVALUATOR, load_evaluator, load_generator, load_recogniser
 from rayfed.registry import build
@@ -323,7 +323,7 @@ def check_comparison(url: str, other: str) -> None:
     results = load(url), load(other)
     compared = compare(results)
     assert len(compared.settings) == sum(len(one.settings()) for one in results)
-    assert all(len(one.values) == 2 for one in compared.differences)
+    assert all(len(one.values) == 2 for changed in compared.differences.values() for one in changed)
 
 
 def check_exports(url: str, other: str) -> None:

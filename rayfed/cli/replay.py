@@ -26,7 +26,6 @@ from rayfed.cli.common import (
 )
 from rayfed.cli.gate import AllowUnmeasured, Baseline, FailAbove, Gate, Json, Junit
 from rayfed.errors import UserError
-from rayfed.report.text.gate import wrong_replay_text
 
 if TYPE_CHECKING:
     from torch import nn
@@ -232,6 +231,7 @@ def _scored(
     from rayfed.engine.replaying import RECORDED
     from rayfed.evidence.gate import wrong_replay_distance
     from rayfed.report.gate import Gated
+    from rayfed.report.text.gate import wrong_replay_text
 
     executor, address, quiet = where
     loaded = scenario.check(scenario.with_changes(one.document(), gate.changes("pixels")), "the replay")

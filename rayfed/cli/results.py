@@ -222,8 +222,9 @@ def compare(
         rayfed compare runs/A runs/B --against none
     """
     with errors_for_people(debug):
-        from rayfed.analysis import compare as comparison
         from rayfed.analysis.loading import load
+        from rayfed.evidence import compare as comparison
+        from rayfed.report.text.compare import value_text, warnings_text
         from rayfed.report.text.paired import paired_grid
         from rayfed.report.text.tables import grid
         from rayfed.report.words import sweep_verdicts
@@ -238,10 +239,11 @@ def compare(
         if pairs := paired_grid(found.paired):
             page.print(table("paired differences", pairs.headings, pairs.rows, words=pairs.words))
             page.print(Text(pairs.note))
-        if found.differences:
-            rows = [[each.path, *(value or "-" for value in each.values)] for each in found.differences]
+        differences = [one for changed in found.differences.values() for one in changed]
+        if differences:
+            rows = [[one.path, *(value_text(value) or "-" for value in one.values)] for one in differences]
             page.print(table("scenario differences", ["field", *found.names], rows))
-        for warning in filter(None, [*found.warnings, found.unpaired]):
+        for warning in warnings_text(found):
             page.print(Text.assemble(("note:", "yellow"), f" {warning}"))
 
 

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from rayfed import seeds
-from rayfed.analysis.compare import differences
 from rayfed.client import devices, plan
 from rayfed.engine.executor import Execution
 from rayfed.engine.gpus import KINDS
 from rayfed.errors import ResourceError, RunError
+from rayfed.evidence.compare import compare_documents
+from rayfed.report.text.compare import value_text
 from rayfed.scenario import AttackSpec, Scenario
 from rayfed.store import run_key
 from rayfed.store.checkpoint import Checkpoint
@@ -129,10 +130,11 @@ def check_begun(folder: RunFolder, begun: Document, now: Document) -> None:
 
 def told(begun: Document, now: Document) -> str:
     """Return the fields that differ between two scenarios, with both values, as comma-separated text."""
-    return ", ".join(
-        f"{each.path} was {each.values[0] or 'not set'} and is {each.values[1] or 'not set'}"
-        for each in differences([begun, now])
-    )
+    texts = []
+    for difference in compare_documents([begun, now]):
+        before, after = (value_text(value) or "not set" for value in difference.values)
+        texts.append(f"{difference.path} was {before} and is {after}")
+    return ", ".join(texts)
 
 
 def _followed(document: Document, played: int) -> Document:

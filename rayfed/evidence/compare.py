@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from rayfed.analysis.loading import Results
 from rayfed.errors import UserError
-from rayfed.evidence.paired import PairedDifference, compare_pairs
+from rayfed.evidence.paired import PairedDifference, PairGroup, compare_pairs
 from rayfed.evidence.settings import Setting
 from rayfed.store import exits
 
@@ -18,6 +17,32 @@ _PAIRED_SECTIONS = ("data", "seed", "partition", "federation")
 """Sections that must be equal for runs to have the same victims."""
 _SAME_VICTIMS = ("federation.rounds",)
 """Fields of these sections that do not change the victims; rounds of only one run form no pairs."""
+
+
+class Comparable(Protocol):
+    """Run or sweep, as far as a comparison reads it."""
+
+    @property
+    def name(self) -> str:
+        """Return the name of the folder."""
+
+    @property
+    def url(self) -> str:
+        """Return the address of the folder."""
+
+    @property
+    def status(self) -> Mapping[str, Any]:
+        """Return the progress of the run or sweep."""
+
+    @property
+    def scenario(self) -> Mapping[str, Any]:
+        """Return the scenario."""
+
+    def settings(self, source: str = "") -> list[Setting]:
+        """Return the outcomes by arm, attack and swept values."""
+
+    def groups(self, source: str = "") -> list[PairGroup]:
+        """Return the values to pair between arms."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +80,7 @@ class Comparison:
     """Why there are no paired differences; None if there may be some."""
 
 
-def compare(results: Sequence[Results], against: str | None = None) -> Comparison:
+def compare(results: Sequence[Comparable], against: str | None = None) -> Comparison:
     """Compare several runs and sweeps in the given order, as differences from the arm `against`.
 
     Raises `UserError` for fewer than two runs or sweeps, and for an unknown arm.
@@ -81,7 +106,7 @@ def compare(results: Sequence[Results], against: str | None = None) -> Compariso
     return Comparison(names, settings, changed, unfinished, pairs, unpaired)
 
 
-def _names(results: Sequence[Results]) -> list[str]:
+def _names(results: Sequence[Comparable]) -> list[str]:
     """Return the names of the folders, or the addresses of folders with equal names."""
     names = [one.name for one in results]
     return [name if names.count(name) == 1 else one.url for name, one in zip(names, results, strict=True)]

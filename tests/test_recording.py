@@ -239,7 +239,7 @@ def test_a_replay_scores_and_gates_what_was_recorded(tmp_path: Path, net: Net, m
     noisy = recorded(tmp_path / "noisy", net, noise=1.0, truth=True, rounds=2)
     gated = ("--model", MODEL, "--round", "0", "--fail-above", "15")
     code, output, _ = replayed(noisy, tmp_path, *gated)
-    assert (code, "of their norm" in output) == (3, True), output
+    assert code == 3, output
     assert re.search(r"recorded 1 PSNR below 15.0 dB \S+ dB INCONCLUSIVE", output)
     assert REASONS[Reason.DEFENCES_UNKNOWN] in output
 

@@ -1,4 +1,4 @@
-"""Estimated shares of the members or people that attacks on a run identify."""
+"""Estimated shares of members or people that attacks on a run identify."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ class IdentityShares(Shares):
         return shares
 
     def bounded_estimates(self, arm: str, attacks: Collection[str] | None = None) -> list[ShareEstimate]:
-        """Return for the samples of each attack the attacks that reveal people, and the share that any of them reveals.
+        """Return the share of people that any attack reveals among the samples of each attack, and which attacks do.
 
         Shares are over the samples of one attack, so attacks on other samples do not change them.
         """

@@ -23,7 +23,7 @@ def change_reason_text(reason: ChangeReason) -> str:
         batches = ", ".join(map(str, reason.fact.batches))
         return f"{reason.fact.number} updates of the baseline were not measured, at batch {batches}"
     if reason.kind == ChangeReasonKind.OTHER_ARM:
-        return f"compared with arm {reason.fact} of the baseline"
+        return f"compared with the baseline's arm {reason.fact}"
     if reason.kind == ChangeReasonKind.FEWER_ITERATIONS:
         attacks = ", ".join(reason.fact or ())
         return f"attacks of the baseline with no result here, or less than half of their iterations: {attacks}"

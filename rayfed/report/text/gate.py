@@ -144,7 +144,7 @@ def check_text(check: Check) -> str:
 def wrong_replay_text(distance: float) -> str:
     """Return a warning that the settings of a replay may be wrong, given the distance of the recorded updates."""
     return (
-        f"the recorded updates differ by {distance:.2g} of their norm from the undefended updates of these clients: "
+        f"the recorded updates differ from the undefended updates of these clients by {distance:.2g} times their norm: "
         f"the clients have a defence, or the model, loss, local steps or normalisation differ"
     )
 
@@ -219,7 +219,7 @@ def _not_run_on(attack: NotRunOn, check: Check) -> str:
     identity = check.bound.name == BoundedShare.IDENTITY
     noun = "samples that it identified" if identity else "clients with a result"
     missing = attack.missing
-    return f"{attack.attack} was not run here on {missing.number} of the {missing.total} {noun} without a defence"
+    return f"{attack.attack} was not run here on {missing.number} of {missing.total} {noun} without a defence"
 
 
 def _few_non_members(curve: Roc, check: Check) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -37,6 +37,27 @@ class ClientVisit:
     """States of this client, and of others whose work is repeated, at the start of the round."""
     earlier: tuple[Sent, ...] = ()
     """Messages of the earlier rounds that the attack also uses."""
+
+
+@dataclass(frozen=True)
+class ObservationRequest:
+    """Request to a client worker: observe an attack's victims in one arm, or score results for these observations.
+
+    The server's message is a separate argument, because executors replace only whole arguments by their values.
+    """
+
+    arm: str
+    victims: Sequence[int]
+    attack: AttackSpec
+    states: Mapping[int, State] = field(default_factory=dict)
+    """States of the clients whose work is repeated, at the start of the round."""
+    repeat: int = 0
+    earlier: tuple[Sent, ...] = ()
+    """Messages of the earlier rounds that the attack also uses."""
+
+    def visit(self, sent: Sent, victim: int) -> ClientVisit:
+        """Return the visit of one victim, to which the server sent the message `sent`."""
+        return ClientVisit(self.arm, sent, victim, self.states, self.earlier)
 
 
 class Candidate(NamedTuple):
@@ -108,6 +129,10 @@ class ObservedClient:
     def attacked(self) -> int:
         """Return the number of the attacked round, which may be later than the observed round."""
         return self.round if self.later is None else self.later
+
+    def here(self) -> ObservedClient:
+        """Return this client with the server's message on the runtime's device."""
+        return replace(self, visit=replace(self.visit, sent=self.runtime.here(self.visit.sent)))
 
     def before(self, sent: Sent) -> ObservedClient:
         """Return this client in an earlier round, in which the server sent the message `sent`."""

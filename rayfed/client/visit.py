@@ -19,6 +19,7 @@ from rayfed.client.failures import Failed, attempt, formed
 from rayfed.client.local import PRIVATE, training_method, update_method
 from rayfed.client.runtime import ClientRuntime
 from rayfed.client.sent import Sent, Split, State
+from rayfed.client.update_cache import Answer, UpdateKey, make_key
 from rayfed.defences.base import Task
 from rayfed.models.front import Front
 from rayfed.models.private import only, private_names, without
@@ -103,8 +104,8 @@ class Truth:
 class ObservedClient:
     """A client under one attack, with all data of the simulation; views and grants select the attacker's part.
 
-    The client's work is repeated from the same seeds, so nothing is stored for attacks during a round. The client's
-    state is not changed.
+    The client's work is repeated from the same seeds, unless the runtime has kept the update. The client's state is not
+    changed.
     """
 
     runtime: ClientRuntime
@@ -200,7 +201,28 @@ class ObservedClient:
         return self._answers[1]
 
     @cached_property
-    def _answers(self) -> tuple[Update, Named | None]:
+    def _answers(self) -> Answer:
+        return self.runtime.updates_kept.find_or_compute(self._key, self.runtime.device, self._compute_answers)
+
+    @cached_property
+    def _key(self) -> UpdateKey:
+        """Key of the client's update: all that its bits depend on, so that attacks share it."""
+        visit, attack, state = self.visit, self.attack, self.visit.states.get(self.client, {})
+        key = make_key(visit.arm, visit.sent, self.client, state, self.training, self.indices)
+        return replace(
+            key,
+            noise="" if attack.view.of_round and attack.averages == 1 else attack.observes,
+            averages=attack.averages,
+            sends=self._sends,
+            server=attack.model_dump_json() if isinstance(attack.build(), MaliciousServer) else "",
+        )
+
+    @property
+    def _sends(self) -> frozenset[str]:
+        """Return the private parameters that the client sends under the attack's grants."""
+        return frozenset[str]().union(*(grant.sends(self.arm) for grant in self.attack.grants.values()))
+
+    def _compute_answers(self) -> Answer:
         mean, count = self._answered(self.asked()), self.attack.averages
         if count == 1:
             return mean, None
@@ -228,7 +250,12 @@ class ObservedClient:
 
     def undefended(self) -> Update:
         """Return the update that the client would send without defences."""
-        return update_method(self.training, ())(self.asked())
+
+        def compute() -> Answer:
+            return update_method(self.training, ())(self.asked()), None
+
+        key = replace(self._key, averages=1, defended=False)
+        return self.runtime.updates_kept.find_or_compute(key, self.runtime.device, compute)[0]
 
     def trained(self, client: int) -> Named:
         """Return a client's weights and buffers after local training, before its defences change the update."""
@@ -250,9 +277,8 @@ class ObservedClient:
     def _honest(self) -> Task:
         """Return the client's task under an honest server."""
         task = self._task(self.client, self.indices)
-        public = (grant.sends(self.arm) for grant in self.attack.grants.values())
         noise = task.generator if self.attack.view.of_round else self.noise(self.attack.observes)
-        return task.replace(generator=noise, private=task.private.difference(*public))
+        return task.replace(generator=noise, private=task.private - self._sends)
 
     def _tampered(self, task: Task) -> Task:
         """Return the task with the model of a malicious server, the same for all victims of a round.

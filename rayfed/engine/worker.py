@@ -1,7 +1,7 @@
 """Client worker, which trains virtual clients, evaluates models, and scores the results of attacks.
 
-Only client workers have the data, so they also evaluate and score. They have no state between calls, so any worker can
-run any call.
+Only client workers have the data, so they also evaluate and score. Between calls they only keep updates that they would
+compute again with the same bits, so any worker can run any call.
 """
 
 from __future__ import annotations
@@ -160,7 +160,8 @@ class ClientWorker(ClientRuntime):
 
     def observe(self, sent: Sent, request: ObservationRequest) -> tuple[None, list[Observation], list[Truth]]:
         """Observe an attack's victims, and return None (for the driver), the observations, and the true samples."""
-        builder = ObservationBuilder(self)
+        builder, sent = ObservationBuilder(self), self.here(sent)
+        self.updates_kept.begin(sent.round)
         seen = [
             builder.observe(request.visit(sent, victim), request.attack, request.repeat) for victim in request.victims
         ]
@@ -182,6 +183,7 @@ class ClientWorker(ClientRuntime):
         """
         observed: list[ObservedClient | None] = [None] * len(truths)
         if sent is not None and request is not None:
+            self.updates_kept.begin(sent.round)
             asked = request.attack, request.repeat
             observed = [ObservedClient(self, request.visit(sent, victim), *asked) for victim in request.victims]
         scored = [

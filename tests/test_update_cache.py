@@ -66,7 +66,7 @@ def test_a_victims_update_is_computed_once(arm: str, kept: int, again: int, monk
     assert counted == [1] * kept
     counted.clear()
     bare = new_worker()
-    bare.updates_kept = UpdateCache(most=0)
+    bare.update_cache = UpdateCache(max_bytes=0)
     second = observe(bare, arm)
     assert counted == [1] * again
     third = observe(new_worker(), arm, train=False)
@@ -103,7 +103,7 @@ def test_only_a_rounds_first_updates_are_kept() -> None:
         computed.append(1)
         return one_update()
 
-    cache, cpu = UpdateCache(most=16), torch.device("cpu")
+    cache, cpu = UpdateCache(max_bytes=16), torch.device("cpu")
     for round, key, count in [(0, KEY, 1), (0, KEY, 1), (0, replace(KEY, client=2), 2), (0, KEY, 2), (1, KEY, 3)]:
         cache.begin(round)
         cache.find_or_compute(key, cpu, compute)

@@ -51,7 +51,7 @@ class ObservationBuilder:
         the update on the tampered model, which the run does not use. Raises `UserError` for a client without samples in
         the round.
         """
-        observed = ObservedClient(self.runtime, visit, attack, repeat).here()
+        observed = self._begin(ObservedClient(self.runtime, visit, attack, repeat))
         seen, truth = _observed(observed)
         earlier = tuple(_observed(observed.before(sent))[0] for sent in observed.visit.earlier)
         return replace(seen, earlier=earlier), truth
@@ -61,10 +61,16 @@ class ObservationBuilder:
 
         `truth` has the fit of the true samples. None if the fit is undefined.
         """
-        observed = observed.here()
-        seen, _ = _seen(observed)
+        observed = self._begin(observed)
+        seen, _ = _build_observation(observed)
         fit, fits, nats = fit_of(inputs, labels, undone(unmixed(seen)), observed.asked().model)
         return judged(Reconstruction(inputs, labels, fit=fit, fits=fits, nats=nats), truth.fit, truth.fits, truth.nats)
+
+    def _begin(self, observed: ObservedClient) -> ObservedClient:
+        """Begin the client's round in the cache, and return the client with the message on the runtime's device."""
+        visit = replace(observed.visit, sent=self.runtime.here(observed.visit.sent))
+        self.runtime.update_cache.begin_round(observed.round)
+        return replace(observed, visit=visit)
 
     def judge(self, truth: Truth, guess: Inference) -> tuple[dict[str, Any], list[tuple[Tensor, Tensor]]]:
         """Return an inference's table row, and pairs of a true and a reconstructed image.
@@ -98,11 +104,11 @@ class ObservationBuilder:
 
 def _observed(observed: ObservedClient) -> tuple[Observation, Truth]:
     """Return the observation of a client in one round, and the true samples with their fit to it."""
-    observation, truth = _seen(observed)
+    observation, truth = _build_observation(observed)
     return observation, _explained(observed, observation, truth)
 
 
-def _seen(observed: ObservedClient) -> tuple[Observation, Truth]:
+def _build_observation(observed: ObservedClient) -> tuple[Observation, Truth]:
     """Return the observation of a client in one round, and the true samples without their fit."""
     asked = observed.asked()
     supposed = observed.supposed() if asked.private else asked

@@ -29,7 +29,7 @@ from rayfed.client.failures import Attempt, attempt, checked, made_or_raise, unt
 from rayfed.client.local import PRIVATE, privately_trained, update_method
 from rayfed.client.malicious import Malicious
 from rayfed.client.sent import Sent, Split, State
-from rayfed.client.update_cache import UpdateCache, make_key
+from rayfed.client.update_cache import ClientUpdate, UpdateCache, make_key
 from rayfed.crypto.masking import Transcript
 from rayfed.data.base import Dataset, Images
 from rayfed.data.partitions.base import Parts
@@ -123,7 +123,7 @@ class ClientRuntime:
         self.specs = resolve(scenario)
         self.malicious = {name: Malicious.of(scenario, arm) for name, arm in self.specs.items()}
         self._arms: dict[str, Arm] = {}
-        self.updates_kept = UpdateCache()
+        self.update_cache = UpdateCache()
         """Updates of attacked clients in the present round."""
         self._warm = set[str]()
         """Arms that this process has trained."""
@@ -294,10 +294,12 @@ class ClientRuntime:
 
     def here(self, sent: Sent) -> Sent:
         """Return the server's message with all tensors on this runtime's device."""
-        if all(t.device == self.device for t in (*sent.weights.values(), *sent.buffers.values())):
-            return sent  # with its cached digests
         weights = {name: w.to(self.device) for name, w in sent.weights.items()}
-        return replace(sent, weights=weights, buffers={name: b.to(self.device) for name, b in sent.buffers.items()})
+        buffers = {name: b.to(self.device) for name, b in sent.buffers.items()}
+        tensors = zip((weights | buffers).values(), (sent.weights | sent.buffers).values(), strict=True)
+        if all(moved is own for moved, own in tensors):
+            return sent  # with its cached digests
+        return replace(sent, weights=weights, buffers=buffers)
 
     def cohorts(
         self, arm: str, sent: Sent, first: int, cohorts: Sequence[Sequence[int]], states: Mapping[int, State]
@@ -307,7 +309,7 @@ class ClientRuntime:
         Returns a report on all cohorts, and the partial aggregates, merged as far as possible in the server's tree.
         """
         sent = self.here(sent)
-        self.updates_kept.begin(sent.round)
+        self.update_cache.begin_round(sent.round)
         rule, whole = self.rule(arm, sent), CohortReport([], 0.0)
         honest = self._honest(arm, sent, states) if self.malicious[arm].among(list(chain(*cohorts))) else []
         fold = TreeFold(rule, len(cohorts))
@@ -347,36 +349,35 @@ class ClientRuntime:
 
         def attempts(tasks: Sequence[Task]) -> Iterator[Attempt]:
             for task, made in zip(tasks, cohort_updates(tasks, training, defences), strict=True):
-                result = checked(malicious.attempted(made, honest), task)
-                if task.client in observed and isinstance(result, Update):
-                    self._keep(arm, sent, task.client, states, result)
-                yield task, result
+                yield task, checked(malicious.attempted(made, honest), task)
 
         tasks, asked = given(clients), perf_counter()
-        jointly = works_together(tasks[0], training, defences)
-        # An update of joint training differs by rounding from the one that an attack observes.
-        observed = set() if jointly else self._observed_in(sent.round)
         attempted: Iterable[Attempt] = attempts(tasks)
-        if jointly:
+        observed = self._observed_clients(sent.round)
+        if works_together(tasks[0], training, defences):
             attempted = until_none_fails(list(attempted), lambda left: attempts(given(left)))
+            observed = set()  # updates of joint training differ by rounding from those that attacks observe
         together = (perf_counter() - asked) / len(clients)  # time of joint training; else about 0, as work is lazy
-        record = CohortRecord(arm, rule, self.scenario.federation.failures)
+
+        def cache(client: int, update: Update) -> None:
+            if client in observed:
+                key = make_key(arm, sent, client, states.get(client, {}), training, self.parts[client])
+                self.update_cache.add(key, ClientUpdate(update))
+
+        record = CohortRecord(arm, rule, self.scenario.federation.failures, cache)
         partial = _partial(rule, record.sent(attempted, together))
         rows = [row | {"malicious": row["client"] in malicious.clients} for row in record.rows]
         warming = arm not in self._warm
         self._warm.add(arm)
         return partial, CohortReport(rows, perf_counter() - began, record.states, take_notes(), warming)
 
-    def _observed_in(self, round: int) -> set[int]:
-        """Return the clients, all honest, of which attacks observe the update that they send in a round."""
-        attacks = (a for a in self.scenario.attacks if round in a.rounds and a.view.of_round)
-        return {client for a in attacks for client in plan.victims(self.scenario, a, round, self.parts.sizes)}
-
-    def _keep(self, arm: str, sent: Sent, client: int, states: Mapping[int, State], update: Update) -> None:
-        """Keep a client's update for the attacks of the round."""
-        training = self.specs[arm].training.in_round(sent.round)
-        key = make_key(arm, sent, client, states.get(client, {}), training, self.parts[client])
-        self.updates_kept.keep(key, (update, None))
+    def _observed_clients(self, round: int) -> set[int]:
+        """Return the clients, all honest, whose updates of a round are observed by attacks."""
+        clients = set[int]()
+        for attack in self.scenario.attacks:
+            if round in attack.rounds and attack.view.of_round:
+                clients.update(plan.victims(self.scenario, attack, round, self.parts.sizes))
+        return clients
 
     def _honest(self, arm: str, sent: Sent, states: Mapping[int, State]) -> list[Update]:
         """Return the unpoisoned updates of a round's malicious clients if they collude, else an empty list."""

@@ -19,7 +19,7 @@ from rayfed.client.failures import Failed, attempt, formed
 from rayfed.client.local import PRIVATE, training_method, update_method
 from rayfed.client.runtime import ClientRuntime
 from rayfed.client.sent import Sent, Split, State
-from rayfed.client.update_cache import Answer, UpdateKey, make_key
+from rayfed.client.update_cache import ClientUpdate, UpdateKey, make_key
 from rayfed.defences.base import Task
 from rayfed.models.front import Front
 from rayfed.models.private import only, private_names, without
@@ -104,8 +104,8 @@ class Truth:
 class ObservedClient:
     """A client under one attack, with all data of the simulation; views and grants select the attacker's part.
 
-    The client's work is repeated from the same seeds, unless the runtime has kept the update. The client's state is not
-    changed.
+    The client's work is repeated from the same seeds, unless the runtime has cached its update. The client's state is
+    not changed.
     """
 
     runtime: ClientRuntime
@@ -130,10 +130,6 @@ class ObservedClient:
     def attacked(self) -> int:
         """Return the number of the attacked round, which may be later than the observed round."""
         return self.round if self.later is None else self.later
-
-    def here(self) -> ObservedClient:
-        """Return this client with the server's message on the runtime's device."""
-        return replace(self, visit=replace(self.visit, sent=self.runtime.here(self.visit.sent)))
 
     def before(self, sent: Sent) -> ObservedClient:
         """Return this client in an earlier round, in which the server sent the message `sent`."""
@@ -201,31 +197,31 @@ class ObservedClient:
         return self._answers[1]
 
     @cached_property
-    def _answers(self) -> Answer:
-        return self.runtime.updates_kept.find_or_compute(self._key, self.runtime.device, self._compute_answers)
+    def _answers(self) -> ClientUpdate:
+        return self.runtime.update_cache.get(self._update_key, self.runtime.device, self._compute_update)
 
     @cached_property
-    def _key(self) -> UpdateKey:
-        """Key of the client's update: all that its bits depend on, so that attacks share it."""
+    def _update_key(self) -> UpdateKey:
+        """Return the key of the client's update, which is equal for attacks that observe the same update."""
         visit, attack, state = self.visit, self.attack, self.visit.states.get(self.client, {})
         key = make_key(visit.arm, visit.sent, self.client, state, self.training, self.indices)
         return replace(
             key,
             noise="" if attack.view.of_round and attack.averages == 1 else attack.observes,
             averages=attack.averages,
-            sends=self._sends,
+            sent_private=self._sent_private,
             server=attack.model_dump_json() if isinstance(attack.build(), MaliciousServer) else "",
         )
 
     @property
-    def _sends(self) -> frozenset[str]:
+    def _sent_private(self) -> frozenset[str]:
         """Return the private parameters that the client sends under the attack's grants."""
         return frozenset[str]().union(*(grant.sends(self.arm) for grant in self.attack.grants.values()))
 
-    def _compute_answers(self) -> Answer:
+    def _compute_update(self) -> ClientUpdate:
         mean, count = self._answered(self.asked()), self.attack.averages
         if count == 1:
-            return mean, None
+            return ClientUpdate(mean)
         squares = {name: torch.zeros_like(t) for name, t in mean.tensors.items()}  # sums of squared deviations
         for again in range(1, count):
             answer = self._answered(self.asked().replace(generator=self.noise(self.attack.observes, again)))
@@ -233,7 +229,8 @@ class ObservedClient:
             tensors = {name: t + away[name] / (again + 1) for name, t in mean.tensors.items()}
             squares = {name: s + away[name] * (answer.tensors[name] - tensors[name]) for name, s in squares.items()}
             mean = replace(mean, tensors=tensors)
-        return mean, {name: (s.clamp(min=0) / (count - 1) / count).sqrt() for name, s in squares.items()}
+        error = {name: (s.clamp(min=0) / (count - 1) / count).sqrt() for name, s in squares.items()}
+        return ClientUpdate(mean, error)
 
     def _answered(self, task: Task) -> Update:
         work = partial(update_method(self.training, self.arm.defences), task)
@@ -251,11 +248,11 @@ class ObservedClient:
     def undefended(self) -> Update:
         """Return the update that the client would send without defences."""
 
-        def compute() -> Answer:
-            return update_method(self.training, ())(self.asked()), None
+        def compute() -> ClientUpdate:
+            return ClientUpdate(update_method(self.training, ())(self.asked()))
 
-        key = replace(self._key, averages=1, defended=False)
-        return self.runtime.updates_kept.find_or_compute(key, self.runtime.device, compute)[0]
+        key = replace(self._update_key, averages=1, defended=False)
+        return self.runtime.update_cache.get(key, self.runtime.device, compute).update
 
     def trained(self, client: int) -> Named:
         """Return a client's weights and buffers after local training, before its defences change the update."""
@@ -278,7 +275,7 @@ class ObservedClient:
         """Return the client's task under an honest server."""
         task = self._task(self.client, self.indices)
         noise = task.generator if self.attack.view.of_round else self.noise(self.attack.observes)
-        return task.replace(generator=noise, private=task.private - self._sends)
+        return task.replace(generator=noise, private=task.private - self._sent_private)
 
     def _tampered(self, task: Task) -> Task:
         """Return the task with the model of a malicious server, the same for all victims of a round.

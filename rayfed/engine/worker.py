@@ -161,7 +161,6 @@ class ClientWorker(ClientRuntime):
     def observe(self, sent: Sent, request: ObservationRequest) -> tuple[None, list[Observation], list[Truth]]:
         """Observe an attack's victims, and return None (for the driver), the observations, and the true samples."""
         builder, sent = ObservationBuilder(self), self.here(sent)
-        self.updates_kept.begin(sent.round)
         seen = [
             builder.observe(request.visit(sent, victim), request.attack, request.repeat) for victim in request.victims
         ]
@@ -183,7 +182,6 @@ class ClientWorker(ClientRuntime):
         """
         observed: list[ObservedClient | None] = [None] * len(truths)
         if sent is not None and request is not None:
-            self.updates_kept.begin(sent.round)
             asked = request.attack, request.repeat
             observed = [ObservedClient(self, request.visit(sent, victim), *asked) for victim in request.victims]
         scored = [

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import NamedTuple
+from io import BytesIO
+from typing import Any, NamedTuple
 
 import cloudpickle
 import numpy as np
@@ -17,7 +18,7 @@ import torch
 
 from rayfed.client.sent import Sent, State
 from rayfed.scenario import Training
-from rayfed.update import Named, Update
+from rayfed.update import Named, Update, digest_of
 
 _MAX_BYTES = 256 * 2**20
 """Maximum bytes of the cached updates of one process; further updates are computed again when they are needed."""
@@ -59,9 +60,27 @@ class UpdateKey:
 
 def make_key(arm: str, sent: Sent, client: int, state: State, training: Training, indices: np.ndarray) -> UpdateKey:
     """Return the key of a client's update under an honest server, with the random numbers of the round itself."""
-    digest = sha256(cloudpickle.dumps(state)).digest() if state else b""
     samples = np.asarray(indices, np.int64).tobytes()
-    return UpdateKey(arm, sent.content, client, digest, training.model_dump_json(), samples)
+    return UpdateKey(arm, sent.content, client, _digest_state(state), training.model_dump_json(), samples)
+
+
+def _digest_state(state: State) -> bytes:
+    """Return the SHA-256 of a client's state; empty for an empty state."""
+    if not state:
+        return b""
+    pickled = BytesIO()
+    _Pickler(pickled).dump(state)
+    return sha256(pickled.getvalue()).digest()
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickler that writes equal tensors as equal bytes, which PyTorch's own pickling does not."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Return the digest of a tensor; use the default for all other objects."""
+        if isinstance(obj, torch.Tensor):
+            return bytes, (digest_of({"": obj}),)
+        return super().reducer_override(obj)
 
 
 class UpdateCache:

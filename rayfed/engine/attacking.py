@@ -48,8 +48,8 @@ CRASHES = 1
 """Number of process deaths after which an attack is run again; a single death may have another cause."""
 
 
-class Asked(NamedTuple):
-    """An observation that was made, as its results are scored."""
+class ScoringInputs(NamedTuple):
+    """Values of a finished observation that its results are scored with."""
 
     truths: Ref
     """True samples, which stay with the clients."""
@@ -70,7 +70,7 @@ class _Play:
     """Seconds after `ends` in which the first call with a result may end."""
     answered: bool
     """Whether any attack has returned a result."""
-    truths: dict[int, Asked] = field(default_factory=dict)
+    truths: dict[int, ScoringInputs] = field(default_factory=dict)
     """Index in `due` -> true samples and arguments of an observation that was made."""
     attacked: dict[int, tuple[Sequence[Guess], Ref]] = field(default_factory=dict)
     """Index in `due` -> results, in the order in which the calls ended."""
@@ -166,7 +166,7 @@ class Begun:
     """Attacks of a round that already run while the clients train."""
 
     due: Sequence[AttackCall]
-    truths: Mapping[int, Asked]
+    truths: Mapping[int, ScoringInputs]
     """Index in `due` -> true samples and arguments of a started call (`_Play.truths`)."""
     ended: Iterator[Done]
     """The calls as they end, tagged with these indices."""
@@ -270,18 +270,18 @@ class Attacks:
 
         After the time limit only one is made. The true samples are added to `play`.
         """
-        observe, some, asked = [], self._at_once(play, indices), dict[int, ObservationRequest]()
+        observe, some, requests = [], self._at_once(play, indices), dict[int, ObservationRequest]()
         for i in some:
             d = play.due[i]
             past = tuple(one for one in earlier.get(d.arm.name, ()) if one.round >= play.round - d.attack.earlier)
             states = self._states_behind(d, play.round)
-            asked[i] = ObservationRequest(d.arm.name, d.victims, d.attack, states, d.repeat, past)
-            observe.append(Call("observe", (sent[d.arm.name], asked[i]), i, returns=3))
+            requests[i] = ObservationRequest(d.arm.name, d.victims, d.attack, states, d.repeat, past)
+            observe.append(Call("observe", (sent[d.arm.name], requests[i]), i, returns=3))
         observed, total = dict[int, Ref](), len(play.truths) + len(indices)
         for call, _, refs, _ in self.run_clients(observe):
             observed[call.tag], truths = refs
-            request = asked[call.tag]
-            play.truths[call.tag] = Asked(truths, sent[request.arm], request)
+            request = requests[call.tag]
+            play.truths[call.tag] = ScoringInputs(truths, sent[request.arm], request)
             self.progress.observations_done(play.round, len(play.truths), total)
             if monotonic() > play.ends:
                 break
@@ -380,8 +380,8 @@ class Attacks:
         attacked = sorted(play.attacked.items())
         score = []
         for i, (_, refs) in attacked:
-            asked = play.truths[i]
-            score.append(Call("score", (asked.truths, refs, play.due[i].strip, asked.sent, asked.request), i))
+            truths, sent, request = play.truths[i]
+            score.append(Call("score", (truths, refs, play.due[i].strip, sent, request), i))
         scored = {call.tag: result for call, result, *_ in self.run_clients(score)}
         self._note_failures(one for victims in scored.values() for one in victims)
         for i, d in enumerate(play.due):

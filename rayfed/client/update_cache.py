@@ -1,7 +1,7 @@
 """Cache of attacked clients' updates in a round: an update that several attacks observe is computed once.
 
 Each update depends only on its key, so a process without the update computes the same bits. The cache belongs to the
-clients' side: neither the server nor an attacker receives it.
+clients' side: it is not sent to the server or to attackers.
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ from rayfed import gradients
 from rayfed.analysis import loading
 from rayfed.attacks.forward_probe import buffers_for, without_tracking
 from rayfed.client.sent import Sent
+from rayfed.client.visit import ObservationRequest
 from rayfed.engine import runs
 from rayfed.engine.inputs import prepare
 from rayfed.engine.local import local
@@ -177,7 +178,7 @@ def asked(cell: Path, scenario: Any, others: int, texts: int = 2) -> None:
         arm = worker.arm(account.name)
         model = saved.server[account.name] if round else {"weights": arm.weights, "buffers": arm.buffers}
         sent = Sent(round, model["weights"], model["buffers"])
-        _, seen, truths = worker.observe(account.name, sent, range(texts), spec, {}, 0)
+        _, seen, truths = worker.observe(sent, ObservationRequest(account.name, range(texts), spec))
         told[moment] = sum(named(o, arm.model, t.inputs, t.labels, others) for o, t in zip(seen, truths, strict=True))
         told["of"] = sum(truth.inputs.numel() for truth in truths)
     (cell / "asked.json").write_text(json.dumps(told), encoding="utf-8")

@@ -1128,8 +1128,8 @@ def test_what_later_stages_need_is_observed_when_earlier_ones_are_over(
     def noted(self: LocalExecutor, calls: Any) -> Any:
         for call in calls:
             if call.method == "observe":
-                done.append(call.args[0])
-                if call.args[0] == "x":
+                done.append(call.args[1].arm)
+                if call.args[1].arm == "x":
                     raise KeyboardInterrupt
         return run_clients(self, calls)
 

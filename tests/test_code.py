@@ -22,6 +22,7 @@ from rayfed.attacks.undone import noted, undone
 from rayfed.client.grants.code import Undo
 from rayfed.client.grants.noise import LowRank, SharedNoise
 from rayfed.client.sent import Sent
+from rayfed.client.visit import ObservationRequest
 from rayfed.defences.base import Defence, Task
 from rayfed.engine.inputs import Inputs, prepare
 from rayfed.engine.worker import ClientWorker
@@ -59,7 +60,7 @@ def observed(*defences: dict[str, Any], **options: Any) -> Any:
     seen = []
     for account in inputs.accounts:
         sent = Sent(0, account.arm.weights, account.arm.buffers)
-        seen += worker.observe(account.name, sent, [1], inputs.scenario.attacks[0], {}, 0)[1]
+        seen += worker.observe(sent, ObservationRequest(account.name, [1], inputs.scenario.attacks[0]))[1]
     return seen[1], flatten(seen[0].update)
 
 
@@ -548,7 +549,7 @@ def test_what_was_found_out_serves_all_attacks_on_an_update_and_none_writes_on_i
     account = inputs.accounts[1]
     sent = Sent(0, account.arm.weights, account.arm.buffers)
     for client in (1, 1, 2):
-        [one] = worker.observe(account.name, sent, [client], inputs.scenario.attacks[0], {}, 0)[1]
+        [one] = worker.observe(sent, ObservationRequest(account.name, [client], inputs.scenario.attacks[0]))[1]
         seen.append(flatten(one.extra["undone"]).clone())
         one.extra["undone"]["fc1.weight"].zero_()
     assert torch.equal(seen[0], seen[1])

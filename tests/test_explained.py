@@ -15,7 +15,7 @@ from rayfed.attacks.base import Reconstruction
 from rayfed.attacks.fit import fit_of, judged
 from rayfed.attacks.undone import undone
 from rayfed.client.sent import Sent
-from rayfed.client.visit import Truth
+from rayfed.client.visit import ObservationRequest, Truth
 from rayfed.defences.base import Defence, Task
 from rayfed.engine.inputs import prepare
 from rayfed.engine.worker import ClientWorker
@@ -74,7 +74,7 @@ def one_client(
     worker = ClientWorker(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
     [account] = inputs.accounts
     sent = Sent(0, account.arm.weights, account.arm.buffers)
-    _, [seen], [truth] = worker.observe(account.name, sent, [1], inputs.scenario.attacks[0], {}, 0)
+    _, [seen], [truth] = worker.observe(sent, ObservationRequest(account.name, [1], inputs.scenario.attacks[0]))
     return undone(seen), truth, account.arm.model
 
 
@@ -271,12 +271,14 @@ class Folded(Rows):
         return logits
 
 
-def met(document: dict[str, Any]) -> tuple[ClientWorker, tuple[Any, ...], Observation, Truth]:
+def met(
+    document: dict[str, Any],
+) -> tuple[ClientWorker, tuple[Sent, ObservationRequest], Observation, Truth]:
     """A worker, what it is asked to observe of the scenario's client 1, and what comes of it."""
     inputs = prepare(scenario.parse(yaml.safe_dump(document)))
     worker = ClientWorker(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
     [account], [attack] = inputs.accounts, inputs.scenario.attacks
-    asked = account.name, Sent(0, account.arm.weights, account.arm.buffers), [1], attack, {}, 0
+    asked = Sent(0, account.arm.weights, account.arm.buffers), ObservationRequest(account.name, [1], attack)
     _, [seen], [truth] = worker.observe(*asked)
     return worker, asked, seen, truth
 

@@ -18,7 +18,7 @@ from rayfed.attacks.inference.membership import Membership, log_ratios, ridge
 from rayfed.attacks.sealed import attempt
 from rayfed.client.observations import ObservationBuilder
 from rayfed.client.runtime import ClientRuntime, Sent
-from rayfed.client.visit import ClientVisit, Truth
+from rayfed.client.visit import ClientVisit, ObservationRequest, Truth
 from rayfed.engine.inputs import prepare
 from rayfed.gradients import buffers_of, gradient, weights_of
 from rayfed.scenario import AttackSpec
@@ -308,7 +308,7 @@ def test_inferences_pass_through_the_workers_into_their_own_table() -> None:
     net = client.arm("none").model
     sent, tables = Sent(0, weights_of(net), buffers_of(net)), RoundTables()
     for attack in scenario.attacks:
-        _, seen, truths = client.observe("none", sent, [2, 3], attack, {}, 0)
+        _, seen, truths = client.observe(sent, ObservationRequest("none", [2, 3], attack))
         bare, found = attacker.attack(attack, client.specs["none"], seen, [b"0", b"1"])
         assert all(len(guess.images) == 0 for guess in bare)
         scored = client.score(truths, found, strip=True)

@@ -11,6 +11,7 @@ from rayfed.client.grants import understood
 from rayfed.client.grants.code import KnownCode
 from rayfed.client.grants.understood import Rehearsal
 from rayfed.client.sent import Sent
+from rayfed.client.visit import ObservationRequest
 from rayfed.defences.error_feedback import Compression
 from rayfed.defences.noise import LocalNoise
 from rayfed.engine.worker import ClientWorker
@@ -64,5 +65,5 @@ def test_an_arm_is_run_once_for_all_clients(monkeypatch: pytest.MonkeyPatch) -> 
     arm = inputs.accounts[1]
     sent = Sent(0, arm.arm.weights, arm.arm.buffers)
     for client in (0, 1):
-        worker.observe(arm.name, sent, [client], inputs.scenario.attacks[0], {}, 0)
+        worker.observe(sent, ObservationRequest(arm.name, [client], inputs.scenario.attacks[0]))
     assert runs == [True]

@@ -12,6 +12,7 @@ from benchmarks.planted import EMPTY, PLANTS, Plant, audited
 from rayfed import scenario
 from rayfed.client.arm import build_arm
 from rayfed.client.sent import Sent
+from rayfed.client.visit import ObservationRequest
 from rayfed.engine.inputs import prepare, scorer
 from rayfed.engine.worker import ClientWorker
 
@@ -36,7 +37,7 @@ def observed(plant: Plant, seed: int = 3) -> tuple[Any, Any, Any, Any]:
     worker = ClientWorker(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
     arm = inputs.accounts[0].arm
     sent = Sent(0, arm.weights, arm.buffers)
-    _, [seen], [truth] = worker.observe(arm.spec.name, sent, [1], inputs.scenario.attacks[0], {}, 0)
+    _, [seen], [truth] = worker.observe(sent, ObservationRequest(arm.spec.name, [1], inputs.scenario.attacks[0]))
     model = build_arm(arm.spec, inputs.data.sample, len(inputs.data.classes), 0).model
     model.load_state_dict({**seen.weights, **seen.buffers}, strict=False)
     return seen, truth, model, scorer(inputs.scenario, inputs.data)

@@ -24,6 +24,7 @@ from rayfed.attacks.labels import OwnProducts, with_labels
 from rayfed.attacks.matching import second_derivatives
 from rayfed.attacks.remembered import Memory, once, remembering
 from rayfed.client.sent import Sent
+from rayfed.client.visit import ObservationRequest
 from rayfed.engine import rehearsing
 from rayfed.engine.attacker import Attacker
 from rayfed.engine.inputs import prepare
@@ -100,7 +101,7 @@ def test_an_attacker_keeps_them_from_call_to_call_and_over_arms(made: list[Obser
     for account in inputs.accounts:
         sent = Sent(0, account.arm.weights, account.arm.buffers)
         for _ in range(2):
-            seen = client.observe(account.name, sent, [0], attack, {}, 0)[1]
+            seen = client.observe(sent, ObservationRequest(account.name, [0], attack))[1]
             attacker.attack(attack, client.specs[account.name].to_attackers(), seen, [b"0"])
     assert len(made) == 1
 

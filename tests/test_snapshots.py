@@ -19,6 +19,7 @@ from rayfed.attacks.inverting_gradients import InvertingGradients
 from rayfed.attacks.matching.snapshots import Snapshots
 from rayfed.attacks.two_images import TwoImages
 from rayfed.client.runtime import Sent
+from rayfed.client.visit import ObservationRequest
 from rayfed.engine.inputs import prepare
 from rayfed.gradients import buffers_of, weights_of
 from rayfed.store.schemas import TABLES
@@ -133,7 +134,7 @@ def test_the_first_victims_strip_stands_beside_its_true_images() -> None:
     client = ClientWorker(scenario, inputs.data, inputs.parts, cpu)
     net = client.arm("none").model
     sent = Sent(0, weights_of(net), buffers_of(net))
-    _, seen, truths = client.observe("none", sent, [2, 3], attack, {}, 0)
+    _, seen, truths = client.observe(sent, ObservationRequest("none", [2, 3], attack))
     attacker = Attacker(inputs.data.sample, 10, cpu)
     bare, found = attacker.attack(attack, client.specs["none"], seen, [b"0", b"1"])
     assert all(guess.snapshots == () for guess in bare)  # the driver holds no images

@@ -11,6 +11,7 @@ import torch
 
 from rayfed import scenario as scenarios
 from rayfed.client.runtime import Sent
+from rayfed.client.visit import ObservationRequest
 from rayfed.engine.attacker import Attacker
 from rayfed.engine.attacking import AttackCall, note_attack
 from rayfed.engine.inputs import prepare
@@ -37,7 +38,7 @@ def attacked(text: str, folder: Path, spoil: bool = False) -> tuple[RunFolder, R
     client = ClientWorker(scenario, data, inputs.parts, torch.device("cpu"))
     net = client.arm("none").model
     sent = Sent(0, weights_of(net), buffers_of(net))
-    _, seen, truths = client.observe("none", sent, [0], attack, {}, 0)
+    _, seen, truths = client.observe(sent, ObservationRequest("none", [0], attack))
     attacker = Attacker(data.sample, len(data.classes), torch.device("cpu"))
     bare, found = attacker.attack(attack, client.specs["none"], seen, [b"0"])
     tables = RoundTables()

@@ -65,6 +65,8 @@ class CohortRecord:
     arm: str
     rule: AnyAggregation
     failures: Failures
+    cache: Callable[[int, Update], None]
+    """Cache a client's update, if it is needed again in the round."""
     rows: list[dict[str, Any]] = field(default_factory=list)
     states: dict[int, dict[str, Any]] = field(default_factory=dict)
     """New states by client, without the clients that failed."""
@@ -82,6 +84,9 @@ class CohortRecord:
                     raise made.error(self.arm, task.round)
                 self.rows.append(key | {"status": made.reason})
             else:
+                finished = perf_counter()
+                self.cache(task.client, made)
+                began += perf_counter() - finished  # not the client's work
                 hidden = self.rule if isinstance(self.rule, OverChannel) else None
                 sent = hidden.protect(made) if hidden else made
                 known = {"samples": made.samples, "loss": made.loss, "seconds": together + perf_counter() - began}

@@ -51,23 +51,26 @@ class ObservationBuilder:
         the update on the tampered model, which the run does not use. Raises `UserError` for a client without samples in
         the round.
         """
-        visit = replace(visit, sent=self.runtime.here(visit.sent))
-        observed = ObservedClient(self.runtime, visit, attack, repeat)
+        observed = self._begin(ObservedClient(self.runtime, visit, attack, repeat))
         seen, truth = _observed(observed)
-        earlier = tuple(_observed(observed.before(sent))[0] for sent in visit.earlier)
+        earlier = tuple(_observed(observed.before(sent))[0] for sent in observed.visit.earlier)
         return replace(seen, earlier=earlier), truth
 
-    def fit(
-        self, inputs: Tensor, labels: Tensor, visit: ClientVisit, attack: AttackSpec, repeat: int = 0
-    ) -> float | None:
+    def fit(self, inputs: Tensor, labels: Tensor, observed: ObservedClient, truth: Truth) -> float | None:
         """Return the fit of samples (N, *shape) to an undefended observation: how well the samples explain the update.
 
-        None if the fit is undefined.
+        `truth` has the fit of the true samples. None if the fit is undefined.
         """
-        observed = ObservedClient(self.runtime, replace(visit, sent=self.runtime.here(visit.sent)), attack, repeat)
-        seen, truth = _observed(observed)
+        observed = self._begin(observed)
+        seen, _ = _build_observation(observed)
         fit, fits, nats = fit_of(inputs, labels, undone(unmixed(seen)), observed.asked().model)
         return judged(Reconstruction(inputs, labels, fit=fit, fits=fits, nats=nats), truth.fit, truth.fits, truth.nats)
+
+    def _begin(self, observed: ObservedClient) -> ObservedClient:
+        """Begin the client's round in the cache, and return the client with the message on the runtime's device."""
+        visit = replace(observed.visit, sent=self.runtime.here(observed.visit.sent))
+        self.runtime.update_cache.begin_round(observed.round)
+        return replace(observed, visit=visit)
 
     def judge(self, truth: Truth, guess: Inference) -> tuple[dict[str, Any], list[tuple[Tensor, Tensor]]]:
         """Return an inference's table row, and pairs of a true and a reconstructed image.
@@ -100,7 +103,13 @@ class ObservationBuilder:
 
 
 def _observed(observed: ObservedClient) -> tuple[Observation, Truth]:
-    """Return the observation of a client in one round, and the true samples."""
+    """Return the observation of a client in one round, and the true samples with their fit to it."""
+    observation, truth = _build_observation(observed)
+    return observation, _explained(observed, observation, truth)
+
+
+def _build_observation(observed: ObservedClient) -> tuple[Observation, Truth]:
+    """Return the observation of a client in one round, and the true samples without their fit."""
     asked = observed.asked()
     supposed = observed.supposed() if asked.private else asked
     sight = _shown(observed, observed.answer())
@@ -108,8 +117,7 @@ def _observed(observed: ObservedClient) -> tuple[Observation, Truth]:
     given = _given(observed, truth, sight.seen)
     for grant in observed.attack.grants.values():
         truth = grant.hides(observed, truth)
-    observation = _observation(observed, supposed, sight, given, len(truth.labels))
-    return observation, _explained(observed, observation, truth)
+    return _observation(observed, supposed, sight, given, len(truth.labels)), truth
 
 
 def _explained(observed: ObservedClient, observation: Observation, truth: Truth) -> Truth:

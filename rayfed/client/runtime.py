@@ -29,6 +29,7 @@ from rayfed.client.failures import Attempt, attempt, checked, made_or_raise, unt
 from rayfed.client.local import PRIVATE, privately_trained, update_method
 from rayfed.client.malicious import Malicious
 from rayfed.client.sent import Sent, Split, State
+from rayfed.client.update_cache import ClientUpdate, UpdateCache, make_key
 from rayfed.crypto.masking import Transcript
 from rayfed.data.base import Dataset, Images
 from rayfed.data.partitions.base import Parts
@@ -122,6 +123,8 @@ class ClientRuntime:
         self.specs = resolve(scenario)
         self.malicious = {name: Malicious.of(scenario, arm) for name, arm in self.specs.items()}
         self._arms: dict[str, Arm] = {}
+        self.update_cache = UpdateCache()
+        """Updates of attacked clients in the present round."""
         self._warm = set[str]()
         """Arms that this process has trained."""
         self._build_model = CopiedModels() if len(self.specs) > 1 else build_model
@@ -292,7 +295,11 @@ class ClientRuntime:
     def here(self, sent: Sent) -> Sent:
         """Return the server's message with all tensors on this runtime's device."""
         weights = {name: w.to(self.device) for name, w in sent.weights.items()}
-        return replace(sent, weights=weights, buffers={name: b.to(self.device) for name, b in sent.buffers.items()})
+        buffers = {name: b.to(self.device) for name, b in sent.buffers.items()}
+        tensors = zip((weights | buffers).values(), (sent.weights | sent.buffers).values(), strict=True)
+        if all(moved is own for moved, own in tensors):
+            return sent  # with its cached digests
+        return replace(sent, weights=weights, buffers=buffers)
 
     def cohorts(
         self, arm: str, sent: Sent, first: int, cohorts: Sequence[Sequence[int]], states: Mapping[int, State]
@@ -302,6 +309,7 @@ class ClientRuntime:
         Returns a report on all cohorts, and the partial aggregates, merged as far as possible in the server's tree.
         """
         sent = self.here(sent)
+        self.update_cache.begin_round(sent.round)
         rule, whole = self.rule(arm, sent), CohortReport([], 0.0)
         honest = self._honest(arm, sent, states) if self.malicious[arm].among(list(chain(*cohorts))) else []
         fold = TreeFold(rule, len(cohorts))
@@ -345,15 +353,31 @@ class ClientRuntime:
 
         tasks, asked = given(clients), perf_counter()
         attempted: Iterable[Attempt] = attempts(tasks)
+        observed = self._observed_clients(sent.round)
         if works_together(tasks[0], training, defences):
             attempted = until_none_fails(list(attempted), lambda left: attempts(given(left)))
+            observed = set()  # updates of joint training differ by rounding from those that attacks observe
         together = (perf_counter() - asked) / len(clients)  # time of joint training; else about 0, as work is lazy
-        record = CohortRecord(arm, rule, self.scenario.federation.failures)
+
+        def cache(client: int, update: Update) -> None:
+            if client in observed:
+                key = make_key(arm, sent, client, states.get(client, {}), training, self.parts[client])
+                self.update_cache.add(key, ClientUpdate(update))
+
+        record = CohortRecord(arm, rule, self.scenario.federation.failures, cache)
         partial = _partial(rule, record.sent(attempted, together))
         rows = [row | {"malicious": row["client"] in malicious.clients} for row in record.rows]
         warming = arm not in self._warm
         self._warm.add(arm)
         return partial, CohortReport(rows, perf_counter() - began, record.states, take_notes(), warming)
+
+    def _observed_clients(self, round: int) -> set[int]:
+        """Return the clients, all honest, whose updates of a round are observed by attacks."""
+        clients = set[int]()
+        for attack in self.scenario.attacks:
+            if round in attack.rounds and attack.view.of_round:
+                clients.update(plan.victims(self.scenario, attack, round, self.parts.sizes))
+        return clients
 
     def _honest(self, arm: str, sent: Sent, states: Mapping[int, State]) -> list[Update]:
         """Return the unpoisoned updates of a round's malicious clients if they collude, else an empty list."""

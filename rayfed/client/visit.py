@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from rayfed.client.failures import Failed, attempt, formed
 from rayfed.client.local import PRIVATE, training_method, update_method
 from rayfed.client.runtime import ClientRuntime
 from rayfed.client.sent import Sent, Split, State
+from rayfed.client.update_cache import ClientUpdate, UpdateKey, make_key
 from rayfed.defences.base import Task
 from rayfed.models.front import Front
 from rayfed.models.private import only, private_names, without
@@ -37,6 +38,27 @@ class ClientVisit:
     """States of this client, and of others whose work is repeated, at the start of the round."""
     earlier: tuple[Sent, ...] = ()
     """Messages of the earlier rounds that the attack also uses."""
+
+
+@dataclass(frozen=True)
+class ObservationRequest:
+    """Request to a client worker: observe an attack's victims in one arm, or score results for these observations.
+
+    The server's message is a separate argument, because executors replace only whole arguments by their values.
+    """
+
+    arm: str
+    victims: Sequence[int]
+    attack: AttackSpec
+    states: Mapping[int, State] = field(default_factory=dict)
+    """States of the clients whose work is repeated, at the start of the round."""
+    repeat: int = 0
+    earlier: tuple[Sent, ...] = ()
+    """Messages of the earlier rounds that the attack also uses."""
+
+    def visit(self, sent: Sent, victim: int) -> ClientVisit:
+        """Return the visit of one victim, to which the server sent the message `sent`."""
+        return ClientVisit(self.arm, sent, victim, self.states, self.earlier)
 
 
 class Candidate(NamedTuple):
@@ -82,8 +104,8 @@ class Truth:
 class ObservedClient:
     """A client under one attack, with all data of the simulation; views and grants select the attacker's part.
 
-    The client's work is repeated from the same seeds, so nothing is stored for attacks during a round. The client's
-    state is not changed.
+    The client's work is repeated from the same seeds, unless the runtime has cached its update. The client's state is
+    not changed.
     """
 
     runtime: ClientRuntime
@@ -175,10 +197,31 @@ class ObservedClient:
         return self._answers[1]
 
     @cached_property
-    def _answers(self) -> tuple[Update, Named | None]:
+    def _answers(self) -> ClientUpdate:
+        return self.runtime.update_cache.get(self._update_key, self.runtime.device, self._compute_update)
+
+    @cached_property
+    def _update_key(self) -> UpdateKey:
+        """Return the key of the client's update, which is equal for attacks that observe the same update."""
+        visit, attack, state = self.visit, self.attack, self.visit.states.get(self.client, {})
+        key = make_key(visit.arm, visit.sent, self.client, state, self.training, self.indices)
+        return replace(
+            key,
+            noise="" if attack.view.of_round and attack.averages == 1 else attack.observes,
+            averages=attack.averages,
+            sent_private=self._sent_private,
+            server=attack.model_dump_json() if isinstance(attack.build(), MaliciousServer) else "",
+        )
+
+    @property
+    def _sent_private(self) -> frozenset[str]:
+        """Return the private parameters that the client sends under the attack's grants."""
+        return frozenset[str]().union(*(grant.sends(self.arm) for grant in self.attack.grants.values()))
+
+    def _compute_update(self) -> ClientUpdate:
         mean, count = self._answered(self.asked()), self.attack.averages
         if count == 1:
-            return mean, None
+            return ClientUpdate(mean)
         squares = {name: torch.zeros_like(t) for name, t in mean.tensors.items()}  # sums of squared deviations
         for again in range(1, count):
             answer = self._answered(self.asked().replace(generator=self.noise(self.attack.observes, again)))
@@ -186,7 +229,8 @@ class ObservedClient:
             tensors = {name: t + away[name] / (again + 1) for name, t in mean.tensors.items()}
             squares = {name: s + away[name] * (answer.tensors[name] - tensors[name]) for name, s in squares.items()}
             mean = replace(mean, tensors=tensors)
-        return mean, {name: (s.clamp(min=0) / (count - 1) / count).sqrt() for name, s in squares.items()}
+        error = {name: (s.clamp(min=0) / (count - 1) / count).sqrt() for name, s in squares.items()}
+        return ClientUpdate(mean, error)
 
     def _answered(self, task: Task) -> Update:
         work = partial(update_method(self.training, self.arm.defences), task)
@@ -203,7 +247,12 @@ class ObservedClient:
 
     def undefended(self) -> Update:
         """Return the update that the client would send without defences."""
-        return update_method(self.training, ())(self.asked())
+
+        def compute() -> ClientUpdate:
+            return ClientUpdate(update_method(self.training, ())(self.asked()))
+
+        key = replace(self._update_key, averages=1, defended=False)
+        return self.runtime.update_cache.get(key, self.runtime.device, compute).update
 
     def trained(self, client: int) -> Named:
         """Return a client's weights and buffers after local training, before its defences change the update."""
@@ -225,9 +274,8 @@ class ObservedClient:
     def _honest(self) -> Task:
         """Return the client's task under an honest server."""
         task = self._task(self.client, self.indices)
-        public = (grant.sends(self.arm) for grant in self.attack.grants.values())
         noise = task.generator if self.attack.view.of_round else self.noise(self.attack.observes)
-        return task.replace(generator=noise, private=task.private.difference(*public))
+        return task.replace(generator=noise, private=task.private - self._sent_private)
 
     def _tampered(self, task: Task) -> Task:
         """Return the task with the model of a malicious server, the same for all victims of a round.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from rayfed.attacks.base import Guess, Inference, failed
 from rayfed.attacks.telling import Standing
 from rayfed.client import plan
 from rayfed.client.sent import Sent, State
+from rayfed.client.visit import ObservationRequest
 from rayfed.engine.clock import SENT
 from rayfed.engine.executor import Call, Crashed, Done, Hear, Overdue, Ref, Run
 from rayfed.engine.progress import NoteOnce, Progress
@@ -47,6 +48,16 @@ CRASHES = 1
 """Number of process deaths after which an attack is run again; a single death may have another cause."""
 
 
+class ScoringInputs(NamedTuple):
+    """Values of a finished observation that its results are scored with."""
+
+    truths: Ref
+    """True samples, which stay with the clients."""
+    sent: Ref
+    """Message of the server to the victims."""
+    request: ObservationRequest
+
+
 @dataclass
 class _Play:
     """The attack calls of a round, and their results so far."""
@@ -59,7 +70,7 @@ class _Play:
     """Seconds after `ends` in which the first call with a result may end."""
     answered: bool
     """Whether any attack has returned a result."""
-    truths: dict[int, tuple[Ref, tuple[Any, ...]]] = field(default_factory=dict)
+    truths: dict[int, ScoringInputs] = field(default_factory=dict)
     """Index in `due` -> true samples and arguments of an observation that was made."""
     attacked: dict[int, tuple[Sequence[Guess], Ref]] = field(default_factory=dict)
     """Index in `due` -> results, in the order in which the calls ended."""
@@ -155,7 +166,7 @@ class Begun:
     """Attacks of a round that already run while the clients train."""
 
     due: Sequence[AttackCall]
-    truths: Mapping[int, tuple[Ref, tuple[Any, ...]]]
+    truths: Mapping[int, ScoringInputs]
     """Index in `due` -> true samples and arguments of a started call (`_Play.truths`)."""
     ended: Iterator[Done]
     """The calls as they end, tagged with these indices."""
@@ -259,17 +270,18 @@ class Attacks:
 
         After the time limit only one is made. The true samples are added to `play`.
         """
-        observe, some = [], self._at_once(play, indices)
+        observe, some, requests = [], self._at_once(play, indices), dict[int, ObservationRequest]()
         for i in some:
             d = play.due[i]
-            past = [one for one in earlier.get(d.arm.name, ()) if one.round >= play.round - d.attack.earlier]
+            past = tuple(one for one in earlier.get(d.arm.name, ()) if one.round >= play.round - d.attack.earlier)
             states = self._states_behind(d, play.round)
-            args = d.arm.name, sent[d.arm.name], d.victims, d.attack, states, d.repeat, past
-            observe.append(Call("observe", args, i, returns=3))
+            requests[i] = ObservationRequest(d.arm.name, d.victims, d.attack, states, d.repeat, past)
+            observe.append(Call("observe", (sent[d.arm.name], requests[i]), i, returns=3))
         observed, total = dict[int, Ref](), len(play.truths) + len(indices)
         for call, _, refs, _ in self.run_clients(observe):
             observed[call.tag], truths = refs
-            play.truths[call.tag] = truths, call.args
+            request = requests[call.tag]
+            play.truths[call.tag] = ScoringInputs(truths, sent[request.arm], request)
             self.progress.observations_done(play.round, len(play.truths), total)
             if monotonic() > play.ends:
                 break
@@ -368,8 +380,8 @@ class Attacks:
         attacked = sorted(play.attacked.items())
         score = []
         for i, (_, refs) in attacked:
-            truths, args = play.truths[i]
-            score.append(Call("score", (truths, refs, play.due[i].strip, *args), i))
+            truths, sent, request = play.truths[i]
+            score.append(Call("score", (truths, refs, play.due[i].strip, sent, request), i))
         scored = {call.tag: result for call, result, *_ in self.run_clients(score)}
         self._note_failures(one for victims in scored.values() for one in victims)
         for i, d in enumerate(play.due):

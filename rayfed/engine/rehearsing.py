@@ -22,7 +22,7 @@ from rayfed.attacks.base import Reconstruction
 from rayfed.attacks.telling import Standing, listening
 from rayfed.client import plan as rounds
 from rayfed.client.sent import Sent
-from rayfed.client.visit import Truth
+from rayfed.client.visit import ObservationRequest, Truth
 from rayfed.engine.attacking import AttackCall, keys_of, note_attack
 from rayfed.engine.executor import Call
 from rayfed.engine.inputs import Inputs
@@ -418,11 +418,11 @@ class Rehearsal:
         [done] = self._executor.run_clients([Call("observe", self._asked(arm, attack, victims), returns=3)])
         return done.rest[0], done.rest[1]
 
-    def _asked(self, arm: str, attack: AttackSpec, victims: Sequence[int]) -> tuple[Any, ...]:
+    def _asked(self, arm: str, attack: AttackSpec, victims: Sequence[int]) -> tuple[Sent, ObservationRequest]:
         """Return the arguments of an observation."""
         if arm not in self._sent:
             self._sent[arm] = Sent(0, self._built[arm].weights, self._built[arm].buffers)
-        return arm, self._sent[arm], list(victims), attack, {}, 0
+        return self._sent[arm], ObservationRequest(arm, list(victims), attack)
 
     def _trial(
         self, attack: AttackSpec, timed: Trial | None, until: float, ends: float, shown: Callable[[Standing], None]

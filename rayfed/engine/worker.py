@@ -1,7 +1,7 @@
 """Client worker, which trains virtual clients, evaluates models, and scores the results of attacks.
 
-Only client workers have the data, so they also evaluate and score. They have no state between calls, so any worker can
-run any call.
+Only client workers have the data, so they also evaluate and score. Between calls they only keep updates that they would
+compute again with the same bits, so any worker can run any call.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rayfed.client.local import PRIVATE
 from rayfed.client.observations import ObservationBuilder
 from rayfed.client.runtime import ClientRuntime, Evaluation
 from rayfed.client.sent import Sent, Split, State
-from rayfed.client.visit import ClientVisit, Truth
+from rayfed.client.visit import ObservationRequest, ObservedClient, Truth
 from rayfed.defences.base import Batch
 from rayfed.engine.inputs import scorer
 from rayfed.engine.tables import Rows, Scored
@@ -38,7 +38,6 @@ from rayfed.memory import Peak, peak
 from rayfed.metrics.score import Scorer
 from rayfed.models.private import without
 from rayfed.samples import Records, Tokens
-from rayfed.scenario import AttackSpec
 from rayfed.store.images import encode_png
 from rayfed.update import Observation
 
@@ -108,7 +107,8 @@ class ClientWorker(ClientRuntime):
         rounds, keys = range(round - attack.earlier, round + 1), self.make_keys(name)
         *earlier, sent = (Sent(r, arm.weights, arm.buffers, keys) for r in rounds)
         try:
-            _, observations, _ = self.observe(name, sent, victims, attack, {}, 0, earlier)
+            request = ObservationRequest(name, victims, attack, earlier=tuple(earlier))
+            _, observations, _ = self.observe(sent, request)
         except UserError:
             return [], []
         return victims, observations
@@ -158,31 +158,35 @@ class ClientWorker(ClientRuntime):
         """Return rows of the table `private`: distance and rank of the clients' private layers."""
         return private_layers(self.arm(arm).model, [state[PRIVATE] for state in states])
 
-    def observe(
-        self,
-        arm: str,
-        sent: Sent,
-        victims: Sequence[int],
-        attack: AttackSpec,
-        states: Mapping[int, State],
-        repeat: int,
-        earlier: Sequence[Sent] = (),
-    ) -> tuple[None, list[Observation], list[Truth]]:
+    def observe(self, sent: Sent, request: ObservationRequest) -> tuple[None, list[Observation], list[Truth]]:
         """Observe an attack's victims, and return None (for the driver), the observations, and the true samples."""
-        builder = ObservationBuilder(self)
-        seen = [builder.observe(ClientVisit(arm, sent, v, states, tuple(earlier)), attack, repeat) for v in victims]
+        builder, sent = ObservationBuilder(self), self.here(sent)
+        seen = [
+            builder.observe(request.visit(sent, victim), request.attack, request.repeat) for victim in request.victims
+        ]
         return None, [observation for observation, _ in seen], [truth for _, truth in seen]
 
-    def score(self, truths: Sequence[Truth], guesses: Sequence[Guess], strip: bool, *observed: Any) -> list[Scored]:
+    def score(
+        self,
+        truths: Sequence[Truth],
+        guesses: Sequence[Guess],
+        strip: bool,
+        sent: Sent | None = None,
+        request: ObservationRequest | None = None,
+    ) -> list[Scored]:
         """Score an attack's results, and return each victim's rows of `attacks` or `inferences`, `images` and `texts`.
 
         The rows do not have the columns of the call. With `strip`, the first victim also has rows of snapshots.
-        `observed` has the arguments of `observe`; without them `between` is not measured. Metrics and images that raise
-        an exception are left empty.
+        `sent` and `request` are the arguments of `observe`; without them `between` is not measured. Metrics and images
+        that raise an exception are left empty.
         """
+        observed: list[ObservedClient | None] = [None] * len(truths)
+        if sent is not None and request is not None:
+            asked = request.attack, request.repeat
+            observed = [ObservedClient(self, request.visit(sent, victim), *asked) for victim in request.victims]
         scored = [
-            self._inferred(t, g) if isinstance(g, Inference) else self._rebuilt(t, g, strip and not i, i, *observed)
-            for i, (t, g) in enumerate(zip(truths, guesses, strict=True))
+            self._inferred(t, g) if isinstance(g, Inference) else self._rebuilt(t, g, strip and not i, seen)
+            for i, (t, g, seen) in enumerate(zip(truths, guesses, observed, strict=True))
         ]
         return [one._replace(failures=tuple(self._scorer.failures.items())) for one in scored]
 
@@ -203,15 +207,15 @@ class ClientWorker(ClientRuntime):
             ]
         return Scored([row], images)
 
-    def _rebuilt(self, truth: Truth, guess: Reconstruction, strip: bool, place: int, *observed: Any) -> Scored:
+    def _rebuilt(self, truth: Truth, guess: Reconstruction, strip: bool, observed: ObservedClient | None) -> Scored:
         missed = {"distortion": truth.distortion, "fit": None, "between": None}
         scored = Scored([row | missed for row in self._scorer.nothing(truth.labels)])
         if guess.status not in ("not applicable", "failed"):
             with self._noting("scores"):
-                scored = self._scored(truth, guess, strip, place, *observed)
+                scored = self._scored(truth, guess, strip, observed)
         return scored
 
-    def _scored(self, truth: Truth, guess: Reconstruction, strip: bool, place: int, *observed: Any) -> Scored:
+    def _scored(self, truth: Truth, guess: Reconstruction, strip: bool, observed: ObservedClient | None) -> Scored:
         true = truth.inputs.cpu()
         rows = self._scorer.score(true, truth.labels.cpu(), guess.images, guess.labels)
         if truth.decoys is not None:
@@ -221,9 +225,9 @@ class ClientWorker(ClientRuntime):
         fit, between = None, None
         with self._noting("fit"):
             fit = judged(guess, truth.fit, truth.fits, truth.nats)
-        if observed and fit is not None and fit <= _EXACT:
+        if observed is not None and fit is not None and fit <= _EXACT:
             with self._noting("between"):
-                between = self._between(truth, guess.images[orders].to(truth.inputs), place, *observed)
+                between = self._between(truth, guess.images[orders].to(truth.inputs), observed)
         rows = [row | {"distortion": truth.distortion, "fit": fit, "between": between} for row in rows]
         sample = self.data.sample
         if isinstance(sample, Tokens | Records):
@@ -246,19 +250,17 @@ class ClientWorker(ClientRuntime):
             ]
         return Scored(rows, images, snapshots=snapshots)
 
-    def _between(self, truth: Truth, found: Tensor, place: int, *observed: Any) -> float | None:
+    def _between(self, truth: Truth, found: Tensor, observed: ObservedClient) -> float | None:
         """Return the `fit` of the midpoints between the true samples and reconstructions `found` (N, *shape).
 
-        `observed` has the arguments of `observe`, and `place` is the index of the victim. The result is infinite for
-        texts, which have no midpoints, and None under defences, or if all reconstructions equal the samples.
+        The result is infinite for texts, which have no midpoints, and None under defences, or if all reconstructions
+        equal the samples.
         """
-        arm, sent, victims, attack, states, repeat, *earlier = observed
-        if self.arm(arm).defences or bool(((found - truth.inputs).abs() < _SAME).all()):
+        if observed.arm.defences or bool(((found - truth.inputs).abs() < _SAME).all()):
             return None
         if not found.is_floating_point():
             return inf
-        visit = ClientVisit(arm, sent, victims[place], states, tuple(*earlier))
-        fit = ObservationBuilder(self).fit((truth.inputs + found) / 2, truth.labels, visit, attack, repeat)
+        fit = ObservationBuilder(self).fit((truth.inputs + found) / 2, truth.labels, observed, truth)
         return inf if fit is None else fit  # None if the model rejects the midpoint
 
     @staticmethod

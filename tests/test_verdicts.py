@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Sequence
 from contextlib import suppress
@@ -25,6 +26,7 @@ from rayfed.evidence.verdicts import closest, collect_evidence, criterion_of, re
 from rayfed.metrics.roc import Estimate
 from rayfed.reasons import Reason
 from rayfed.report import words
+from rayfed.report.export import export
 from rayfed.report.gate import Gated
 from rayfed.report.results_text import STATES
 from rayfed.report.run import write_report
@@ -121,6 +123,15 @@ def test_verdicts_are_stored_when_a_run_ends_or_stops_and_removed_when_it_goes_o
     ended = {verdict.arm: verdict.state for verdict in read_evidence(folder).verdicts}
     assert ended["noise"] == State.NOT_RECONSTRUCTED
     assert len(folder.read_table("verdicts")) == 3
+
+
+def test_the_exported_table_has_lists_and_structs_as_json(tmp_path: Path) -> None:
+    folder = small_run(str(tmp_path), SCENARIO)
+    parts = {"parts_recovered": 0.5, "parts_baseline": 0.1, "parts_evidence": 50.0}
+    folder.write_part("attacks", 0, [row("bare", 30.0, **parts)])
+    [bare, *_] = csv.DictReader(StringIO(export(load(folder.url), "csv", "verdicts")))
+    assert json.loads(bare["parts_by"]) == {"attack": "dlg", "knowledge": ["defence", "code"]}
+    assert json.loads(bare["knowledge"]) == ["defence", "code"]
 
 
 def test_a_run_of_texts_of_which_nothing_is_measured_speaks_of_texts() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Sequence
 from contextlib import suppress
@@ -25,7 +26,9 @@ from rayfed.evidence.verdicts import closest, collect_evidence, criterion_of, re
 from rayfed.metrics.roc import Estimate
 from rayfed.reasons import Reason
 from rayfed.report import words
+from rayfed.report.export import export
 from rayfed.report.gate import Gated
+from rayfed.report.redaction import redacted
 from rayfed.report.results_text import STATES
 from rayfed.report.run import write_report
 from rayfed.report.statement import Statement
@@ -121,6 +124,39 @@ def test_verdicts_are_stored_when_a_run_ends_or_stops_and_removed_when_it_goes_o
     ended = {verdict.arm: verdict.state for verdict in read_evidence(folder).verdicts}
     assert ended["noise"] == State.NOT_RECONSTRUCTED
     assert len(folder.read_table("verdicts")) == 3
+
+
+def test_a_redacted_copy_has_the_verdicts_of_the_run(tmp_path: Path) -> None:
+    """Its rows have neither the baselines of columns nor the names of models, which verdicts depend on."""
+    models = {"bare": {"model": {"name": "m.py:A"}}, "noise": {"model": {"name": "m.py:B"}, "defences": ARMS["noise"]}}
+    folder = small_run(str(tmp_path), {"arms": models, "metrics": {"names": ["feature_accuracy"]}})
+    columns = [
+        {"name": name, "found": name == "weight_of_patient", "guess": 0.1} for name in ("height", "weight_of_patient")
+    ]
+    parts = {"parts_recovered": 0.5, "parts_baseline": 0.1, "parts_evidence": -1.0, "columns": columns}
+    kept = {"feature_accuracy": 0.5, "identified": 0.0, "above_baseline": -0.1}
+    read = [row("bare", None, victim=victim, **(kept | parts)) for victim in range(8)]
+    folder.write_part("attacks", 0, [*read, row("noise", None, **kept)])
+    write_verdicts(folder)
+    run = load(folder.url)
+    assert isinstance(run, Run)
+    told = {one.arm: one.state for one in run.verdicts()}
+    assert told == {"bare": "leaks", "noise": "inconclusive"}
+    with redacted(run) as copy:
+        verdicts = read_evidence(copy).verdicts
+        assert {one.arm: one.state for one in verdicts} == told
+        assert verdicts[0].findings[0].part.columns == (("column 2", 1.0, None),)
+        write_report(copy, redacted=True)
+        assert "weight_of_patient" not in json.dumps(copy.read_table("verdicts").to_pylist())
+
+
+def test_the_exported_table_has_lists_and_structs_as_json(tmp_path: Path) -> None:
+    folder = small_run(str(tmp_path), SCENARIO)
+    parts = {"parts_recovered": 0.5, "parts_baseline": 0.1, "parts_evidence": 50.0}
+    folder.write_part("attacks", 0, [row("bare", 30.0, **parts)])
+    [bare, *_] = csv.DictReader(StringIO(export(load(folder.url), "csv", "verdicts")))
+    assert json.loads(bare["parts_by"]) == {"attack": "dlg", "knowledge": ["defence", "code"]}
+    assert json.loads(bare["knowledge"]) == ["defence", "code"]
 
 
 def test_a_run_of_texts_of_which_nothing_is_measured_speaks_of_texts() -> None:

@@ -343,7 +343,7 @@ def counted(page: str, text: str) -> str:
 def changed() -> Iterator[tuple[Path, str]]:
     """Yield each generated page that is out of date, with its new text."""
     texts = {page: made() for page, made in PAGES.items()}
-    for page in {place for place, _, _ in COUNTS}:
+    for page in dict.fromkeys(place for place, _, _ in COUNTS):
         texts[page] = counted(page, (DOCS / page).read_text(encoding="utf-8"))
     for page, text in texts.items():
         path = DOCS / page

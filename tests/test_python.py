@@ -5,6 +5,8 @@ from __future__ import annotations
 import doctest
 import importlib
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -172,3 +174,11 @@ def test_mistakes_are_exceptions(
     with pytest.raises(error, match=said):
         call()
     assert not (tmp_path / "runs").exists()
+
+
+def test_public_names_are_imported_on_first_use() -> None:
+    assert all(hasattr(rayfed, name) for name in rayfed.__all__)
+    with pytest.raises(AttributeError, match="Nothing"):
+        rayfed.Nothing  # noqa: B018
+    code = "import rayfed, sys; rayfed.component; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -15,6 +16,7 @@ from rich.console import Console
 
 from rayfed import scenario as scenarios
 from rayfed.analysis.loading import Run, load
+from rayfed.engine.recorder import RunRecorder
 from rayfed.evidence.membership import Identification, Roc
 from rayfed.evidence.next_step import NextStep, Step, decide_next_step
 from rayfed.evidence.outcomes import outcomes, with_verdicts
@@ -104,6 +106,21 @@ def test_verdicts_are_computed_once_and_read_from_the_table(tmp_path: Path) -> N
     assert [verdict.state for verdict in read_evidence(folder).verdicts][:2] == [State.LEAKS, State.LEAKS]
     folder.remove_table("verdicts")
     assert read_evidence(folder).rows == known.rows
+
+
+def test_verdicts_are_stored_when_a_run_ends_or_stops_and_removed_when_it_goes_on(tmp_path: Path) -> None:
+    folder = small_run(str(tmp_path), SCENARIO)
+    folder.write_part("attacks", 0, [row("bare", 30.0), row("noise", 9.0)])
+    with suppress(KeyboardInterrupt), RunRecorder(folder, "training", 2).recording(1, reports=False):
+        raise KeyboardInterrupt
+    stopped = {verdict.arm: verdict.state for verdict in read_evidence(folder).verdicts}
+    assert (stopped["bare"], stopped["noise"]) == (State.LEAKS, State.NOT_MEASURED)
+    assert len(folder.read_table("verdicts")) == len(read_evidence(folder).rows)
+    with RunRecorder(folder, "training", 2).recording(1, reports=False):
+        assert len(folder.read_table("verdicts")) == 0
+    ended = {verdict.arm: verdict.state for verdict in read_evidence(folder).verdicts}
+    assert ended["noise"] == State.NOT_RECONSTRUCTED
+    assert len(folder.read_table("verdicts")) == 3
 
 
 def test_a_run_of_texts_of_which_nothing_is_measured_speaks_of_texts() -> None:

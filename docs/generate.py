@@ -2,7 +2,8 @@
 
     python docs/generate.py
 
-A test fails if a page differs from the output of this script.
+The script also updates the numbers of components in the README and in the comparison. A test fails if a page differs
+from the output of this script.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from rayfed.scenario.system import DeviceClass, System
 from rayfed.shipped import shipped
 from rayfed.store.schemas import OUTCOME_FIELDS, TABLES, TRIAL_FIELDS
 
+DOCS = Path(__file__).resolve().parent
 HEADER = """\
 # The scenario, field by field
 
@@ -365,6 +367,43 @@ PAGES: dict[str, Callable[[], str]] = {
 }
 """Page, relative to `docs/` -> function that returns it."""
 
+COUNTS = (
+    ("../README.md", r"(?<=\*\*)\d+(?= attacks\*\*)", "attacks"),
+    ("../README.md", r"(?<=\*\*)\d+(?= defences\*\*)", "defences"),
+    ("../README.md", r"(?<=\| Attacks on updates \| )\d+(?= )", "attacks"),
+    ("../README.md", r"(?<=\| Defences attacked \| )\d+(?= )", "defences"),
+    ("comparison.md", r"(?<=\| Attacks on client updates \| )\d+(?=:)", "attacks"),
+    ("comparison.md", r"(?<=\| Defences under these attacks \| )\d+(?=,)", "defences"),
+    ("comparison.md", r"\d+(?= protected channels)", "protections"),
+)
+"""Page, relative to `docs/`, pattern of a number on it, and kind of the components that the number counts."""
+
+
+def counted(page: str, text: str) -> str:
+    """Return the text of a page with the present numbers of components.
+
+    Raises `ValueError` if a pattern of `COUNTS` does not fit exactly one number.
+    """
+    for place, pattern, kind in COUNTS:
+        if place == page:
+            text, replaced = re.subn(pattern, str(len(registry.table(kind))), text)
+            if replaced != 1:
+                raise ValueError(f"{page}: the pattern {pattern} of COUNTS fits {replaced} numbers instead of one")
+    return text
+
+
+def changed() -> Iterator[tuple[Path, str]]:
+    """Yield each generated page that is out of date, with its new text."""
+    texts = {page: made() for page, made in PAGES.items()}
+    for page in dict.fromkeys(place for place, _, _ in COUNTS):
+        texts[page] = counted(page, (DOCS / page).read_text(encoding="utf-8"))
+    for page, text in texts.items():
+        path = DOCS / page
+        if path.read_text(encoding="utf-8") != text:
+            yield path, text
+
+
 if __name__ == "__main__":
-    for page, made in PAGES.items():
-        (Path(__file__).parent / page).write_text(made(), encoding="utf-8")
+    for path, text in changed():
+        path.write_text(text, encoding="utf-8")
+        print(f"wrote {path.resolve().relative_to(DOCS.parent)}")

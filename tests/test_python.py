@@ -15,6 +15,7 @@ import yaml
 from torch import Tensor, nn
 
 import rayfed
+from rayfed import registry
 from rayfed.analysis.loading import Run, Sweep
 from rayfed.errors import RunError, ScenarioError, UserError
 from rayfed.evidence.verdicts import Verdict
@@ -55,7 +56,9 @@ def module_of(name: str) -> str:
     return ".".join(found.relative_to(REPOSITORY).parts)
 
 
-MODULES = sorted({module_of(name) for name in re.findall(r"^::: (\S+)$", PAGE, re.MULTILINE)})
+METRICS = {place.partition(":")[0] for place in registry.table("metrics").values()}
+"""Modules of metrics, whose examples are their tests."""
+MODULES = sorted(METRICS | {module_of(name) for name in re.findall(r"^::: (\S+)$", PAGE, re.MULTILINE)})
 
 
 def examples(name: str) -> list[doctest.DocTest]:

@@ -71,7 +71,12 @@ def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
         if arm.name not in results:
             found.append(common)
     found = with_references(found, scenario, lambda row: ())
-    states = {verdict.arm: verdict.state for verdict in read_evidence(folder).verdicts}
+    # Without a defence, results that are not leaks show only that the attacks may be weak, so they stay inconclusive.
+    states = {
+        verdict.arm: verdict.state
+        for verdict in read_evidence(folder).verdicts
+        if not is_undefended(scenario, verdict.arm)
+    }
     return [row | {"verdict": states.get(row["arm"], row["verdict"])} for row in found]
 
 

@@ -11,6 +11,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from rich.console import Console
@@ -157,6 +159,53 @@ def test_the_exported_table_has_lists_and_structs_as_json(tmp_path: Path) -> Non
     [bare, *_] = csv.DictReader(StringIO(export(load(folder.url), "csv", "verdicts")))
     assert json.loads(bare["parts_by"]) == {"attack": "dlg", "knowledge": ["defence", "code"]}
     assert json.loads(bare["knowledge"]) == ["defence", "code"]
+
+
+def _renamed_state(table: pa.Table) -> pa.Table:
+    place = table.schema.get_field_index("verdict")
+    return table.set_column(place, table.schema.field(place), pa.array(["state of a later version"] * len(table)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda table: table.slice(0, 1),
+        lambda table: table.slice(0, 0),
+        lambda table: table.append_column("column_of_a_later_version", pa.array([1] * len(table))),
+        _renamed_state,
+        None,
+    ],
+)
+def test_verdicts_are_computed_where_the_table_is_damaged_or_of_another_version(tmp_path: Path, change: Any) -> None:
+    folder = small_run(str(tmp_path), SCENARIO)
+    folder.write_part("attacks", 0, [row("bare", 30.0), row("noise", 9.0)])
+    write_verdicts(folder)
+    known = read_evidence(folder).rows
+    [name] = folder.parts("verdicts")
+    path = Path(folder.root, name)
+    if change is None:
+        path.write_bytes(b"damaged")
+    else:
+        pq.write_table(change(pq.read_table(path)), path)
+    assert read_evidence(folder).rows == known
+    write_report(folder)
+    assert rows_from(folder.read_table("verdicts"), Finding) == known
+
+
+def test_verdicts_of_an_earlier_stop_do_not_speak_of_later_rounds(tmp_path: Path) -> None:
+    """A driver that resumes a run may die before it removes the table, or after a reader wrote it again."""
+    folder = small_run(str(tmp_path), SCENARIO)
+    folder.write_part("attacks", 0, [row("bare", 30.0), row("noise", 9.0)])
+    write_verdicts(folder)
+    finished = folder.read_table("verdicts")
+    folder.write_text("status.json", json.dumps({"state": "killed", "rounds_done": 1, "rounds": 2}))
+    assert {one.arm: one.state for one in read_evidence(folder).verdicts}["noise"] == State.NOT_MEASURED
+    folder.write_text("status.json", json.dumps({"state": "finished", "rounds_done": 2, "rounds": 2}))
+    folder.write_part("attacks", 1, [row("bare", 30.0, round=1), row("noise", 30.0, round=1)])
+    assert {one.arm: one.state for one in read_evidence(folder).verdicts}["noise"] == State.LEAKS
+    folder.write_part("verdicts", 0, finished)
+    write_report(folder)
+    assert {one["verdict"] for one in folder.read_table("verdicts").to_pylist()} == {"leaks", "not measured"}
 
 
 def test_a_run_of_texts_of_which_nothing_is_measured_speaks_of_texts() -> None:

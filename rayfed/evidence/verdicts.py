@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from rayfed.errors import RunError
 from rayfed.evidence.arms import arm_names, arm_spec, has_user_defence, is_recorded, is_undefended
 from rayfed.evidence.attack_results import InferenceResult, summarise_inferences
 from rayfed.evidence.criteria import Criterion, modality_of
-from rayfed.evidence.findings import cells_without_adaptive_attack, findings, worst_state
+from rayfed.evidence.findings import cells_without_adaptive_attack, findings, rows_by_cell, worst_state
 from rayfed.evidence.methods import closed_forms, short_searches
-from rayfed.evidence.rows import Row
+from rayfed.evidence.rows import Row, sample_of
 from rayfed.metrics.known import leading, modality_by
 from rayfed.reasons import Reason
 from rayfed.store import exits
@@ -141,6 +142,18 @@ class RunEvidence:
         """Return the findings on arms that attacks tried to reconstruct samples of."""
         return [row for row in self.rows if row.batch is not None]
 
+    @property
+    def is_current(self) -> bool:
+        """Return whether the rows are on all results of the attacks and on the present state of the run."""
+        attacked = {cell: len(set(map(sample_of, rows))) for cell, rows in rows_by_cell(self.attacks).items()}
+        inferred = {row["arm"] for row in self.inferences}
+        return (
+            bool(self.rows)
+            and attacked == {(row.arm, row.batch): row.samples for row in self.findings}
+            and inferred <= {row.arm for row in self.rows}
+            and all(row.unfinished != self.finished for row in self.rows if row.state != State.LEAKS)
+        )
+
     @cached_property
     def criterion(self) -> Criterion:
         """Return the criterion of a leak."""
@@ -181,17 +194,27 @@ def _unattacked(arm: str, finished: bool) -> Finding:
 
 
 def read_evidence(folder: RunFolder) -> RunEvidence:
-    """Read the verdicts of a run; compute them for an older run and for a run that has not ended."""
+    """Read the verdicts of a run; compute them if the table is missing or damaged, or is on other results.
+
+    The table is missing for an older run and for a run that has not ended. It is on other results if the driver died
+    after it resumed a run.
+    """
     scenario, finished = folder.scenario(), exits.over(exits.status(folder))
     attacks, inferences = (folder.read_table(name).to_pylist() for name in ("attacks", "inferences"))
-    stored = folder.read_table(VERDICTS)
-    if len(stored):
-        return RunEvidence(scenario, attacks, inferences, finished, rows_from(stored, Finding))
-    return collect_evidence(scenario, attacks, inferences, finished)
+    stored = RunEvidence(scenario, attacks, inferences, finished, _stored_rows(folder))
+    return stored if stored.is_current else collect_evidence(scenario, attacks, inferences, finished)
+
+
+def _stored_rows(folder: RunFolder) -> list[Finding]:
+    """Return the rows of the table `verdicts`; empty if the table is missing, damaged or of another version."""
+    try:
+        return rows_from(folder.read_table(VERDICTS), Finding)
+    except (RunError, ValueError):
+        return []
 
 
 def write_verdicts(folder: RunFolder) -> None:
-    """Compute the verdicts of a run that has ended and write the table `verdicts`."""
-    folder.remove_table(VERDICTS)
+    """Write the table `verdicts` of a run that has ended, unless the table has the present verdicts."""
     rows = read_evidence(folder).rows
-    folder.write_part(VERDICTS, 0, table_from(rows, Finding))
+    if rows != _stored_rows(folder):
+        folder.write_part(VERDICTS, 0, table_from(rows, Finding))

@@ -32,7 +32,7 @@ from rayfed.evidence.robustness import robustness_matrix
 from rayfed.evidence.rows import Row, distortions, group_rows, measured
 from rayfed.evidence.settings import settings
 from rayfed.evidence.training import ArmSummary, add_virtual_time, summarise_arms
-from rayfed.evidence.verdicts import VERDICTS, closest, criterion_of, read_evidence, write_verdicts
+from rayfed.evidence.verdicts import closest, criterion_of, read_evidence, write_verdicts
 from rayfed.evidence.victims import victims_by_attack
 from rayfed.metrics.base import Metric
 from rayfed.metrics.known import METRICS
@@ -88,8 +88,7 @@ def write_report(folder: RunFolder, redacted: bool = False) -> str:
     If `redacted`, the folder is a copy (`rayfed.report.redaction`), and the page lists the parts that are left out.
     Raises `RunError` if a table cannot be read or the page cannot be written.
     """
-    ended = exits.status(folder).get("state") != "running"
-    if ended and not folder.parts(VERDICTS):  # a run of an earlier version, or one that was killed
+    if exits.status(folder).get("state") != "running":  # also for a run of an earlier version, or one that was killed
         write_verdicts(folder)
     contents = _contents(folder, "RUN" if redacted else folder.url) | {"redacted": redacted}
     return write_page(folder, "report.html.j2", contents, plotting=contents["explorer"].x is not None)

@@ -246,7 +246,7 @@ def without(document: Mapping[str, Any], places: Iterable[Place]) -> Scenario | 
     if not isinstance(document.get("federation"), Mapping):
         return None
     unknown = {place[: 2 if place[:1] == ("federation",) else 1] for place in places}
-    if () in unknown:  # a top-level key of the document is not a string
+    if {(), ("federation",)} & unknown:  # a top-level key is not a string, or the whole section is invalid
         return None
     kept = {key: dict(value) if key == "federation" else value for key, value in document.items()}
     for place in unknown:

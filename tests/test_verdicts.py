@@ -22,13 +22,13 @@ from rayfed.evidence.training import ArmSummary, summarise_arms
 from rayfed.evidence.verdicts import closest, collect_evidence, criterion_of, read_evidence, write_verdicts
 from rayfed.metrics.roc import Estimate
 from rayfed.reasons import Reason
-from rayfed.report import words
 from rayfed.report.gate import Gated
-from rayfed.report.results_text import STATES
 from rayfed.report.run import write_report
 from rayfed.report.statement import Statement
 from rayfed.report.terminal_run import RunView
+from rayfed.report.text.leakage import STATES
 from rayfed.report.text.next_step import next_step_text
+from rayfed.report.text.summary import run_summary
 from rayfed.report.text.verdicts import headline
 from rayfed.store.finding import Finding, Missing, State
 from rayfed.store.images import encode_png
@@ -317,9 +317,9 @@ def test_what_is_no_leak_is_neither_the_worst_nor_called_reconstructed(gain: flo
 
 def test_the_summary_names_one_closest_sample_as_the_verdict_does() -> None:
     rows = [row("bare", 19.1, above_baseline=-1.0), row("bare", 14.4, sample=1), row("noise", 14.0)]
-    told, criterion = of(*rows), criterion_of(SCENARIO, rows)
-    said = words.of_run(arms_of("bare", "noise"), told, criterion, [], None, secure=False)
-    leak = words.of_run(arms_of("bare"), of(row("bare", 30.0)), criterion, [], None, secure=False)
+    criterion = criterion_of(SCENARIO, rows)
+    said = run_summary(arms_of("bare", "noise"), closest(rows, criterion), criterion, [], None, secure=False)
+    leak = run_summary(arms_of("bare"), row("bare", 30.0), criterion, [], None, secure=False)
     assert said[0].heading != leak[0].heading
     assert "PSNR of 19.1 dB" in said[0].lines[0]
 

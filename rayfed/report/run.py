@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
-from rayfed.evidence.arms import arm_names
+from rayfed.evidence.arms import arm_names, is_secure
 from rayfed.evidence.attack_results import (
     InferenceResult,
     Leakage,
@@ -37,23 +37,28 @@ from rayfed.evidence.victims import victims_by_attack
 from rayfed.metrics.base import Metric
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.top import TOP, chance
-from rayfed.report import plots, words
+from rayfed.report import plots
 from rayfed.report.explorer import Explorer, answered, explore
 from rayfed.report.page import flat, optional_document, write_page
 from rayfed.report.passages import passages
 from rayfed.report.pictures import Pair, key, made, most_leaked, pictures, strips
-from rayfed.report.provenance import attacked_weights
 from rayfed.report.samples import Samples, shown
 from rayfed.report.success_plots import success_rates
 from rayfed.report.svg import Chart, svg
 from rayfed.report.text.attacks import threshold_text
 from rayfed.report.text.formats import share
+from rayfed.report.text.guarantees import short_keys_text
 from rayfed.report.text.knowledge_pairs import failed_attack_text
+from rayfed.report.text.leakage import LIMITS
 from rayfed.report.text.marks import count_text
+from rayfed.report.text.membership import pooled_legend
 from rayfed.report.text.next_step import next_step_text
 from rayfed.report.text.paired import paired_grid
-from rayfed.report.text.verdicts import guess, headline, rates
-from rayfed.report.verdict_table import verdict_table
+from rayfed.report.text.proved_bounds import uncovered_text
+from rayfed.report.text.summary import run_summary, subject_text
+from rayfed.report.text.verdict_table import verdict_table
+from rayfed.report.text.verdicts import guess, headline
+from rayfed.report.text.weights import attacked_weights
 from rayfed.store import exits
 from rayfed.store.finding import State
 from rayfed.store.folder import RunFolder
@@ -119,19 +124,19 @@ def _contents(folder: RunFolder, url: str) -> dict[str, Any]:
     worst, worst_pairs = closest(nearest, criterion), pictures(folder, nearest, samples)
     proved = folder.read_table("proved").to_pylist()
     compared = nontrivial_comparisons(compare_bounds(proved, attacks, inferences))
-    secure = words.secure(scenario)
+    secure = is_secure(scenario)
     weights = attacked_weights(scenario, status, attacks)
     table = verdict_table(evidence, arms, privacy, weights)
     return leakage | {
         "name": str(scenario.get("name", folder.name)),
         "status": status,
-        "subject": words.subject(scenario, status, attacks),
+        "subject": subject_text(scenario, status, attacks),
         "secure": secure,
         "arms": arms,
         "cards": sorted(arms, key=lambda arm: arm.name not in by_arm or by_arm[arm.name].state != "leaks"),
         "arm_names": names,
-        "legend": [*table.legend, *([guess(scenario, attacks)] if attacks else [])],
-        "rates": rates(told),
+        "legend": [*table.legend, *([guess(scenario, attacks)] if attacks else []), LIMITS],
+        "rates": pooled_legend([claim.roc for verdict in told for claim in verdict.inferences if claim.roc]),
         "simulated": any(arm.simulated for arm in arms),
         "verdicts": told,
         "table": table,
@@ -143,10 +148,10 @@ def _contents(folder: RunFolder, url: str) -> dict[str, Any]:
         "criterion": criterion,
         "noun": noun_of(attacks),
         "distortions": distortions(attacks),
-        "statements": words.of_run(
-            arms, by_arm if attacks else {}, criterion, privacy, classes if samples.truth else None, secure
+        "statements": run_summary(
+            arms, worst if attacks else None, criterion, privacy, classes if samples.truth else None, secure
         ),
-        "warnings": words.short_keys(scenario) + _about_samples(samples, leakage),
+        "warnings": short_keys_text(scenario) + _about_samples(samples, leakage),
         "criteria": check_criteria(arms, leaks),
         "robustness": robustness_matrix(sorted(rounds, key=lambda row: row["round"]), scenario),
         "worst": worst,
@@ -156,7 +161,7 @@ def _contents(folder: RunFolder, url: str) -> dict[str, Any]:
         "unguaranteed": [row for row in privacy if row["epsilon"] is None and row["note"] is not None],
         "comparisons": compared,
         "compared": list(dict.fromkeys((one.arm, one.attack) for one in compared)),
-        "uncovered": attacks_without_bound(privacy, proved, attacks, inferences),
+        "uncovered": uncovered_text(attacks_without_bound(privacy, proved, attacks, inferences)),
         "private": _first_and_last(folder.read_table("private").to_pylist()),
         "sums": folder.read_table("secure_sums").to_pylist(),
         "votes": votes(folder),

@@ -17,7 +17,7 @@ from hashlib import sha256
 from typing import Any
 
 from rayfed import registry
-from rayfed.evidence.arms import arm_names, component_text
+from rayfed.evidence.arms import arm_names, component_text, is_secure
 from rayfed.evidence.attack_results import (
     InferenceResult,
     Leakage,
@@ -26,7 +26,6 @@ from rayfed.evidence.attack_results import (
     summarise_leakage,
 )
 from rayfed.evidence.label_mix import compute_label_mix
-from rayfed.evidence.membership import Identification
 from rayfed.evidence.proved_bounds import attacks_without_bound, closest_comparisons, compare_bounds
 from rayfed.evidence.rows import Row, knowledge_in
 from rayfed.evidence.training import ArmSummary, summarise_arms
@@ -37,21 +36,24 @@ from rayfed.metrics.top import TOP, chance
 from rayfed.privacy.printing import share_at_most
 from rayfed.privacy.tradeoff import PRIORS
 from rayfed.reasons import Reason
-from rayfed.report import results_text, words
 from rayfed.report.about import FILE as ABOUT
 from rayfed.report.about import QUESTIONS
 from rayfed.report.page import flat, optional_document
 from rayfed.report.pictures import key
-from rayfed.report.provenance import attacked_weights
 from rayfed.report.samples import Samples, shown
 from rayfed.report.text.attacks import attack_input_text
 from rayfed.report.text.findings import PARTS
 from rayfed.report.text.formats import NONE, duration, near, points, share, size
-from rayfed.report.text.membership import auc_text, unknown_rates_text
-from rayfed.report.text.proved_bounds import comparison_text
-from rayfed.report.text.reasons import REASONS, attack_text, doubt_text, no_results_text, not_run_text
+from rayfed.report.text.guarantees import guarantee_sentences
+from rayfed.report.text.leakage import LIMITS, reasons_text
+from rayfed.report.text.membership import AUC_LEGEND, IDENTIFICATIONS, auc_text, unknown_rates_text
+from rayfed.report.text.proved_bounds import comparison_text, uncovered_text
+from rayfed.report.text.reasons import REASONS, attack_text
+from rayfed.report.text.samples import samples_warning
+from rayfed.report.text.summary import best_reconstruction
+from rayfed.report.text.verdict_table import VerdictTable, verdict_table
 from rayfed.report.text.verdicts import guess
-from rayfed.report.verdict_table import VerdictTable, verdict_table
+from rayfed.report.text.weights import attacked_weights
 from rayfed.store import exits
 from rayfed.store.finding import Finding, State
 from rayfed.store.folder import SCENARIO, RunFolder
@@ -65,17 +67,13 @@ NOT_ADVICE = (
 _EXTRACTION = "EDPB Opinion 28/2024: likelihood of extracting personal data"
 _QUERIES = "EDPB Opinion 28/2024: likelihood of obtaining personal data by queries"
 _MEANS = "EDPB Opinion 28/2024: all the means reasonably likely to be used"
+_NO_RECONSTRUCTION = f"NOT MEASURED: {REASONS[Reason.NO_RECONSTRUCTION_ATTACK]}."
 _BOUNDS = (
     "Upper bounds, whatever the attack. Reconstruction robustness (ReRo): an attacker guesses a secret of a unit with "
     "this prior probability before training, and succeeds with at most the probability in the table after training. "
     "Membership inference: true positive rate (TPR) at a false positive rate (FPR), and their maximum difference."
 )
 """Legend of `bounds_table`."""
-_IDENTIFICATION = {
-    Identification.NOT_IDENTIFIED: "members not distinguished",
-    Identification.ALSO_BY_CONTROL: "members distinguished, but also by the control",
-    Identification.IDENTIFIED: "MEMBERS DISTINGUISHED",
-}
 _PLACES = ("command", "search_path", "earlier", "hashes")
 """Entries of environment.json with paths of the machine, or that another section shows."""
 
@@ -214,10 +212,7 @@ class Statement:
     def _warning(self) -> str | None:
         if self._samples.warning is None or not any(isinstance(block, Picture) for block in self._worst):
             return None
-        return (
-            "This statement shows a sample of a client or its reconstruction, and the data are not known to be public. "
-            "Before you pass it on, make a version without samples: rayfed statement RUN --redact."
-        )
+        return samples_warning(self._samples.mode, "statement")
 
     @cached_property
     def _table(self) -> VerdictTable:
@@ -228,18 +223,14 @@ class Statement:
     def _verdict(self) -> list[Block]:
         if not self._evidence.verdicts:
             return ["NOT MEASURED: no attack was run."]
-        table, criterion = self._table, self._evidence.criterion
-        leak = (
-            f"A leak is a reconstruction that reaches {criterion.written(criterion.threshold)}, beats the baseline and "
-            f"is closer to its original than to any other {criterion.noun}."
-        )
+        table = self._table
         blocks: list[Block] = [
             table.title,
             Table(["Arm", *table.headings], [[row.arm, *row.cells] for row in table.rows]),
             list(table.reasons),
             " ".join(table.legend),
-            f"{leak} {guess(self._scenario, self._attacks)}" if self._attacks else "",
-            "The verdicts hold for these attacks, their knowledge and budget. They do not show that an arm is safe.",
+            guess(self._scenario, self._attacks) if self._attacks else "",
+            LIMITS,
         ]
         return [block for block in blocks if block]
 
@@ -381,7 +372,7 @@ class Statement:
         rows = [self._rate(finding) for finding in self._evidence.findings]
         noun = self._evidence.criterion.noun
         if not rows:
-            return ["NOT MEASURED: no attack that reconstructs samples was run."]
+            return [_NO_RECONSTRUCTION]
         headings = ["Arm", "Batch size", f"{noun.capitalize()}s reconstructed", "Rate", "95 % interval", "Attack"]
         recognised = [
             f"{leak.arm}, {leak.attack}, {METRICS[name].title}: {self._exact(leak, name)}, chance "
@@ -438,7 +429,7 @@ class Statement:
             return ["NOT MEASURED: no attack returned a reconstruction with a score."]
         mix = compute_label_mix(self.folder.read_table("partition"))
         classes = mix.classes if mix and self._samples.truth else None
-        said = words.closest_sample(row, criterion, f"under arm {row['arm']}", classes)
+        said = best_reconstruction(row, criterion, f"under arm {row['arm']}", classes)
         blocks: list[Block] = [f"{one.heading}: {' '.join(one.lines)}" for one in said]
         return [*blocks, *self._shown(row)]
 
@@ -480,7 +471,7 @@ class Statement:
         )
         few = dict.fromkeys(said for claim in self._claims if claim.roc for said in unknown_rates_text(claim.roc))
         headings = ["Arm", "Attack", "Measure", "Value (95 % interval)", "Chance", "Control", "Result"]
-        blocks: list[Block] = [Table(headings, rows), results_text.AUC] if rows else []
+        blocks: list[Block] = [Table(headings, rows), AUC_LEGEND] if rows else []
         return [*blocks, [*few, *unmeasured]]
 
     @property
@@ -488,34 +479,29 @@ class Statement:
         arms = [[arm.name, " → ".join(map(component_text, arm.components)) or "none"] for arm in self._arms]
         blocks: list[Block] = [self._told("measures"), Table(["Arm", "Defences"], arms)]
         proved, attacks, inferences = self._rows("proved"), self._attacks, self._inferences
-        if not self._privacy:
-            trained = any(arm.rounds for arm in self._arms)
-            why = "no defence has a privacy account" if trained else "nothing was trained"
-            blocks.append(f"No proved bound: {why}.")
+        images = self._evidence.criterion.modality == "pixels"
+        trained = any(arm.rounds for arm in self._arms)
+        blocks.append(guarantee_sentences(self._privacy, is_secure(self._scenario), images, trained))
         none = [f"{row['arm']}: {row['note']}" for row in self._privacy if row["note"] and not row["defence"]]
-        held = words.guarantees(self._privacy, words.secure(self._scenario)).lines if self._privacy else []
+        if none:
+            blocks.append(none)
         beside = [comparison_text(one) for one in closest_comparisons(compare_bounds(proved, attacks, inferences))]
-        over = [
-            f"{attack} on {arm}" for arm, attack in attacks_without_bound(self._privacy, proved, attacks, inferences)
-        ]
-        blocks += [block for block in (held, none) if block]
+        uncovered = uncovered_text(attacks_without_bound(self._privacy, proved, attacks, inferences))
         if bounds := bounds_table(self._privacy):
             blocks += [bounds, _BOUNDS]
         if beside:
             blocks += ["Measurements closest to their proved bounds:", beside]
-        if over:
-            blocks.append(f"No epsilon covers the observations of {', '.join(over)}.")
-        return blocks
+        return [*blocks, uncovered] if uncovered else blocks
 
     @property
     def _unmeasured(self) -> Block:
         found = []
         for cell in self._evidence.findings:
             if cell.state in (State.NOT_MEASURED, State.INCONCLUSIVE, State.NOTHING_TO_ATTACK) or cell.not_run:
-                reasons = [doubt_text(cell.doubt)] if cell.doubt else []
-                reasons += [f"no time for {', '.join(map(not_run_text, cell.not_run))}"] if cell.not_run else []
-                reasons += no_results_text(cell)
-                why = "; ".join(reasons) or REASONS[Reason.NOTHING_LEAKS_UNDEFENDED]
+                reasons = reasons_text(cell, self._evidence.criterion)
+                if not (cell.doubt or cell.not_run or cell.no_results or cell.unfinished):
+                    reasons.insert(0, REASONS[Reason.NOTHING_LEAKS_UNDEFENDED])
+                why = "; ".join(reasons)
                 found.append(f"{cell.arm}, batch size {cell.batch}: {cell.state}: {why}")
         silent: dict[tuple[str, str, str], dict[str, int]] = {}
         guesses: list[Leakage | InferenceResult] = [*self._leaks, *self._claims]
@@ -527,7 +513,7 @@ class Statement:
             where = ", ".join(f"{arm} ({count})" for arm, count in arms.items())
             found.append(f"{attack}: {status} on updates of {where}" + (f": {message}" if message else ""))
         if not self._attacks:
-            found.append("reconstruction: no attack that reconstructs samples was run")
+            found.append(f"reconstruction: {REASONS[Reason.NO_RECONSTRUCTION_ATTACK]}")
         seed = self._scenario.get("seed")
         found.append(f"seeds other than {seed}: one run does not show the spread over seeds")
         found.append("other clients, rounds and data")
@@ -609,7 +595,7 @@ def _inference_rows(claim: InferenceResult) -> Iterator[list[str]]:
             auc_text(found.auc),
             "0.5",
             control,
-            _IDENTIFICATION[found.identification],
+            IDENTIFICATIONS[found.identification],
         ]
         for rate, tpr in found.true_positives.items():
             if tpr is not None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.errors import noting_errors
-from rayfed.evidence.arms import arm_names
+from rayfed.evidence.arms import arm_names, is_secure
 from rayfed.evidence.criteria import Criterion, noun_of
 from rayfed.evidence.knowledge_pairs import failed_attacks, mark_outdone
 from rayfed.evidence.label_mix import compute_label_mix
@@ -22,15 +22,17 @@ from rayfed.evidence.settings import Setting, settings
 from rayfed.evidence.spread import Spread, measure_spread
 from rayfed.evidence.verdicts import closest, criterion_of
 from rayfed.metrics.measures import MEASURES
-from rayfed.report import words
 from rayfed.report.explorer import PREFERRED, Explorer, explore
 from rayfed.report.page import flat, optional_document, write_page
 from rayfed.report.pictures import SHOWN, Pair, key, most_leaked, pictures, strips, within
 from rayfed.report.samples import Samples, of_sweep
 from rayfed.report.sweep_plots import curves
 from rayfed.report.text.batch_sizes import label_grid
+from rayfed.report.text.guarantees import short_keys_text
 from rayfed.report.text.knowledge_pairs import failed_attack_text
+from rayfed.report.text.leakage import LIMITS, leak_text
 from rayfed.report.text.paired import paired_grid
+from rayfed.report.text.sweeps import sweep_summary, sweep_verdicts, unfinished_trials_text
 from rayfed.report.text.verdicts import guess
 from rayfed.store import exits
 from rayfed.store.folder import SCENARIO
@@ -113,18 +115,18 @@ def _contents(sweep: SweepFolder) -> dict[str, Any]:
         "status": exits.status(sweep.files),
         "states": {state: _trials(row for row in rows if row["status"] == state) for state in _STATES},
         "arm_names": arms,
-        "verdicts": words.sweep_verdicts(found),
-        "unplayed": words.unplayed(exits.status(sweep.files)),
+        "verdicts": sweep_verdicts(found),
+        "unplayed": unfinished_trials_text(exits.status(sweep.files)),
         "failures": [failed_attack_text(one) for one in failed_attacks(found)],
-        "statements": words.of_sweep(
+        "statements": sweep_summary(
             found, (told.title, told.row) if told else None, criterion, classes if samples.truth else None, arms
         ),
-        "secure": words.secure(scenario),
-        "warnings": words.short_keys(scenario, _key_lengths(rows, fields))
+        "secure": is_secure(scenario),
+        "warnings": short_keys_text(scenario, _key_lengths(rows, fields))
         + ([samples.warning] if samples.warning and (worst or on_the_way or any(every)) else []),
         "samples": samples,
         "criterion": criterion,
-        "guess": guess(scenario, rows),
+        "leak": f"{leak_text(criterion)} {guess(scenario, rows)} {LIMITS}",
         "noun": noun_of(rows),
         "worst": worst,
         "strips": on_the_way,

@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 from typing import Any
 
 from rayfed.evidence.arms import arm_names, is_secure
-from rayfed.evidence.attack_results import InferenceResult, Leakage, summarise_inferences, summarise_leakage
+from rayfed.evidence.attack_results import (
+    InferenceResult,
+    Leakage,
+    leading_metric,
+    summarise_inferences,
+    summarise_leakage,
+)
 from rayfed.evidence.label_mix import LabelMix, compute_label_mix
+from rayfed.evidence.methods import closed_forms
 from rayfed.evidence.rows import Row
 from rayfed.evidence.training import ArmSummary, summarise_arms
 from rayfed.evidence.verdicts import RunEvidence, read_evidence
@@ -107,6 +115,22 @@ class RunData:
     def leaks(self) -> list[Leakage]:
         """Results of attacks that reconstruct samples."""
         return summarise_leakage(self.attacks, self.names, self.thresholds)
+
+    @cached_property
+    def scored(self) -> list[Leakage]:
+        """Results with a score, the one with the best reconstruction first."""
+        metric = leading_metric(self.attacks)
+
+        def order(leak: Leakage) -> float:
+            value = leak.scores[metric]
+            return inf if value is None else -value.high
+
+        return sorted((leak for leak in self.leaks if any(leak.scores.values())), key=order)
+
+    @cached_property
+    def closed(self) -> frozenset[str]:
+        """Titles of closed-form attacks."""
+        return closed_forms(self.scenario)
 
     @cached_property
     def claims(self) -> list[InferenceResult]:

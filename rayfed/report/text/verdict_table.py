@@ -35,6 +35,8 @@ class VerdictTable:
     rows: Sequence[VerdictRow]
     reasons: Sequence[str]
     """Why arms are inconclusive or not measured, and limits of other verdicts."""
+    judged: bool
+    """Whether the first column has the verdicts."""
     legend: Sequence[str]
     """Meaning of the words and units."""
 
@@ -45,7 +47,8 @@ def verdict_table(
     """Return the table of verdicts of a run; `weights` describes the attacked weights."""
     criterion, attacks, verdicts = evidence.criterion, evidence.attacks, evidence.verdicts
     columns: dict[str, Mapping[str, str]] = {}
-    if attacks or not all(verdict.only_inferences for verdict in verdicts):
+    judged = bool(attacks) or not all(verdict.only_inferences for verdict in verdicts)
+    if judged:
         columns |= _of_attacks(evidence)
     inferred = {verdict.arm: inferences_text(verdict) for verdict in verdicts if verdict.inferences}
     columns |= {"Inference": inferred}
@@ -65,7 +68,8 @@ def verdict_table(
             VerdictRow(verdict.arm, verdict.state, [cells.get(verdict.arm) or NONE for cells in columns.values()])
             for verdict in verdicts
         ],
-        reasons=texts if "Verdict" in columns else [],
+        reasons=texts if judged else [],
+        judged=judged,
         legend=explanations,
     )
 

@@ -204,12 +204,10 @@ def test_an_arm_whose_labels_are_recovered_says_so_whatever_its_state() -> None:
     scenario: dict[str, Any] = {"arms": {"bare": [], "noise": ARMS["noise"], "prune": ["prune"]}}
     rows = [*labelled("bare", 30.0, 1, 1), *labelled("noise", 9.0, 1, 1), *labelled("prune", 9.0, 0, 1)]
     told = {verdict.arm: verdict for verdict in collect_evidence(scenario, rows, []).verdicts}
-    assert {arm: verdict.labels_beyond for arm, verdict in told.items()} == {
-        "bare": True,
-        "noise": True,
-        "prune": False,
-    }
-    assert told["noise"].labels_by_chance
+    labels = {arm: verdict.findings[0].labels for arm, verdict in told.items()}
+    assert {arm: one.beyond for arm, one in labels.items() if one} == {"bare": True, "noise": True, "prune": False}
+    assert labels["noise"]
+    assert labels["noise"].by_chance
     assert "noise" in headline(scenario, list(told.values()))[-1]
 
 
@@ -244,7 +242,7 @@ def test_the_next_step_attacks_for_longer_what_was_not_reconstructed() -> None:
 def test_targets_read_off_nearer_than_the_median_are_told_as_labels_are() -> None:
     sought = {"label_accuracy": None, "target_baseline": 0.5}
     rows = [row("bare", 30.0), row("noise", 9.0, target_error=0.1, **sought)]
-    assert [verdict.targets_beyond for verdict in collect_evidence(SCENARIO, rows, []).verdicts] == [False, True, False]
+    assert [one.targets_beyond for one in collect_evidence(SCENARIO, rows, []).findings] == [False, True]
     rows = [row("bare", 30.0), row("noise", 9.0, target_error=0.6, **sought)]
     none = collect_evidence(SCENARIO, rows, []).verdicts
     assert not any("Labels were" in line for line in headline(SCENARIO, none))

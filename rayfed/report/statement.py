@@ -17,19 +17,15 @@ from hashlib import sha256
 from typing import Any
 
 from rayfed import registry
-from rayfed.evidence.arms import arm_names, component_text, is_secure
+from rayfed.evidence.arms import component_text
 from rayfed.evidence.attack_results import (
     InferenceResult,
     Leakage,
     attack_input,
-    summarise_inferences,
-    summarise_leakage,
 )
-from rayfed.evidence.label_mix import compute_label_mix
 from rayfed.evidence.proved_bounds import attacks_without_bound, closest_comparisons, compare_bounds
 from rayfed.evidence.rows import Row, knowledge_in
-from rayfed.evidence.training import ArmSummary, summarise_arms
-from rayfed.evidence.verdicts import RunEvidence, closest, read_evidence
+from rayfed.evidence.verdicts import closest
 from rayfed.metrics import roc
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.top import TOP, chance
@@ -40,7 +36,8 @@ from rayfed.report.about import FILE as ABOUT
 from rayfed.report.about import QUESTIONS
 from rayfed.report.page import flat, optional_document
 from rayfed.report.pictures import key
-from rayfed.report.samples import Samples, shown
+from rayfed.report.run_data import RunData
+from rayfed.report.samples import Samples
 from rayfed.report.text.attacks import attack_input_text
 from rayfed.report.text.findings import PARTS
 from rayfed.report.text.formats import NONE, duration, near, points, share, size
@@ -124,17 +121,16 @@ class Statement:
     @property
     def title(self) -> str:
         """Return the title of the statement: the name of the scenario."""
-        return str(self._scenario.get("name", "run"))
+        return str(self._data.scenario.get("name", "run"))
 
     @property
     def lead(self) -> list[str]:
         """Return the paragraphs before the sections."""
-        status = exits.status(self.folder)
         started = optional_document(self.original, ENVIRONMENT).get("started")
         played = f"Run started: {started}. " if started else ""
-        over, state = "", status.get("state", "unknown")
+        over, state = "", self._data.state
         if state != "finished":
-            how = "was stopped after its last round" if self._finished else "did not finish"
+            how = "was stopped after its last round" if exits.over(self._data.status) else "did not finish"
             over = f"The run {how} ({state}). "
         left_out = "This version leaves out samples, labels, messages and file names. " if self.redacted else ""
         return [f"{played}{over}{left_out}{NOT_ADVICE}", *filter(None, [self._warning])]
@@ -157,56 +153,18 @@ class Statement:
         ]
 
     @cached_property
-    def _scenario(self) -> dict[str, Any]:
-        return self.folder.scenario()
-
-    @cached_property
-    def _attacks(self) -> list[Row]:
-        return self._rows("attacks")
-
-    @cached_property
-    def _inferences(self) -> list[Row]:
-        return self._rows("inferences")
-
-    @cached_property
-    def _privacy(self) -> list[Row]:
-        return self._rows("privacy")
-
-    def _rows(self, table: str) -> list[Row]:
-        found: list[Row] = self.folder.read_table(table).to_pylist()
-        return found
-
-    @cached_property
-    def _finished(self) -> bool:
-        return exits.over(exits.status(self.folder))
-
-    @cached_property
-    def _arms(self) -> list[ArmSummary]:
-        rounds, clients = self._rows("rounds"), self._rows("clients")
-        names = arm_names(self._scenario, rounds, self._attacks, self._inferences)
-        return summarise_arms(names, self._scenario, rounds, clients)
-
-    @cached_property
-    def _leaks(self) -> list[Leakage]:
-        return summarise_leakage(self._attacks, [arm.name for arm in self._arms], {})
-
-    @cached_property
-    def _claims(self) -> list[InferenceResult]:
-        return summarise_inferences(self._inferences, [arm.name for arm in self._arms])
-
-    @cached_property
-    def _evidence(self) -> RunEvidence:
-        return read_evidence(self.folder)
+    def _data(self) -> RunData:
+        return RunData(self.folder)
 
     @cached_property
     def _specs(self) -> dict[str, Mapping[str, Any]]:
         """The scenario's entry for each attack, by its title."""
-        written = ({"name": one} if isinstance(one, str) else one for one in self._scenario.get("attacks") or [])
+        written = ({"name": one} if isinstance(one, str) else one for one in self._data.scenario.get("attacks") or [])
         return {str(one.get("label") or one["name"]): one for one in written}
 
     @cached_property
     def _samples(self) -> Samples:
-        return Samples("none", public=False) if self.redacted else shown([self._scenario])
+        return Samples("none", public=False) if self.redacted else self._data.samples
 
     @property
     def _warning(self) -> str | None:
@@ -216,12 +174,12 @@ class Statement:
 
     @cached_property
     def _table(self) -> VerdictTable:
-        weights = attacked_weights(self._scenario, exits.status(self.folder), self._attacks)
-        return verdict_table(self._evidence, self._arms, self._privacy, weights)
+        data = self._data
+        return verdict_table(data.evidence, data.arms, data.privacy, data.weights)
 
     @property
     def _verdict(self) -> list[Block]:
-        if not self._evidence.verdicts:
+        if not self._data.evidence.verdicts:
             return ["NOT MEASURED: no attack was run."]
         table = self._table
         blocks: list[Block] = [
@@ -229,7 +187,7 @@ class Statement:
             Table(["Arm", *table.headings], [[row.arm, *row.cells] for row in table.rows]),
             list(table.reasons),
             " ".join(table.legend),
-            guess(self._scenario, self._attacks) if self._attacks else "",
+            guess(self._data.scenario, self._data.attacks) if self._data.attacks else "",
             LIMITS,
         ]
         return [block for block in blocks if block]
@@ -244,15 +202,15 @@ class Statement:
         return [told, "Settings of the run, from its scenario:", Table(["Part", "Setting"], list(self._played()))]
 
     def _played(self) -> Iterator[tuple[str, str]]:
-        scenario = self._scenario
+        scenario = self._data.scenario
         data, model, training = (_named(scenario.get(part)) for part in ("data", "model", "training"))
-        mix = compute_label_mix(self.folder.read_table("partition"))
+        mix = self._data.mix
         split = f", {mix.counts.sum():,} samples at {len(mix.clients)} clients" if mix else ""
         yield "Data", f"{data['name'] or 'digits'}{split}"
         yield "Model", f"{model['name'] or 'not named'}, loss {_named(scenario.get('loss'))['name'] or 'cross_entropy'}"
-        yield "Weights", attacked_weights(scenario, exits.status(self.folder), self._every)
-        if rounds := max((arm.rounds for arm in self._arms), default=0):
-            planned = exits.status(self.folder).get("rounds")
+        yield "Weights", attacked_weights(scenario, self._data.status, self._every)
+        if rounds := max((arm.rounds for arm in self._data.arms), default=0):
+            planned = self._data.status.get("rounds")
             settings = ", ".join(
                 f"{name.replace('_', ' ')} {training[name]}"
                 for name in ("algorithm", "epochs", "steps", "batch_size", "lr", "momentum")
@@ -266,11 +224,11 @@ class Statement:
 
     @property
     def _every(self) -> list[Row]:
-        return [*self._attacks, *self._inferences]
+        return [*self._data.attacks, *self._data.inferences]
 
     @property
     def _necessity(self) -> list[Block]:
-        if not any(arm.rounds for arm in self._arms):
+        if not self._data.trained:
             return [self._told("necessity"), "Nothing was trained, so the cost of the measures was not measured."]
         rows = [
             [
@@ -280,12 +238,12 @@ class Statement:
                 duration(arm.actor_seconds.mean if arm.actor_seconds else None),
                 size(arm.bytes_up / arm.rounds if arm.rounds and arm.bytes_up else None),
             ]
-            for arm in self._arms
+            for arm in self._data.arms
         ]
-        change = f"Change from {self._arms[0].name}"
+        change = f"Change from {self._data.arms[0].name}"
         headings = ["Arm", "Test accuracy", change, "Training time per round", "Upload per round"]
         blocks: list[Block] = [self._told("necessity"), Table(headings, rows)]
-        if len(self._arms) > 1:
+        if len(self._data.arms) > 1:
             blocks.append("Each arm was trained once. Repeat the run to separate differences from chance.")
         return blocks
 
@@ -344,10 +302,10 @@ class Statement:
     @property
     def _budgets(self) -> Block:
         grouped: dict[str, list[Leakage]] = {}
-        for leak in self._leaks:
+        for leak in self._data.leaks:
             grouped.setdefault(self._component(leak.attack), []).append(leak)
         rows = [self._budget(name, leaks) for name, leaks in grouped.items()]
-        for claim in self._claims:
+        for claim in self._data.claims:
             row = [self._component(claim.attack), self._version, "–", "–", "–"]
             if row not in rows:
                 rows.append(row)
@@ -369,15 +327,15 @@ class Statement:
 
     @property
     def _recovered(self) -> list[Block]:
-        rows = [self._rate(finding) for finding in self._evidence.findings]
-        noun = self._evidence.criterion.noun
+        rows = [self._rate(finding) for finding in self._data.evidence.findings]
+        noun = self._data.evidence.criterion.noun
         if not rows:
             return [_NO_RECONSTRUCTION]
         headings = ["Arm", "Batch size", f"{noun.capitalize()}s reconstructed", "Rate", "95 % interval", "Attack"]
         recognised = [
             f"{leak.arm}, {leak.attack}, {METRICS[name].title}: {self._exact(leak, name)}, chance "
             f"{share(chance(name, leak.people))}{self._no_evidence(leak.arm)}"
-            for leak in self._leaks
+            for leak in self._data.leaks
             for name in TOP
             if leak.scores[name] and leak.people
         ]
@@ -399,7 +357,7 @@ class Statement:
             return [
                 *cells,
                 read,
-                f"{share(part.recovered)} of the {PARTS[self._evidence.criterion.modality]}",
+                f"{share(part.recovered)} of the {PARTS[self._data.evidence.criterion.modality]}",
                 "–",
                 attack_text(finding.part_by),
             ]
@@ -410,8 +368,8 @@ class Statement:
 
     def _no_evidence(self, arm: str) -> str:
         """Return a warning that a low figure is no evidence, if the arm is inconclusive or not measured."""
-        states = [verdict.state for verdict in self._evidence.verdicts if verdict.arm == arm and not verdict.answered]
-        return "".join(f" (no evidence of protection: {arm} is {state})" for state in states)
+        verdict = next(one for one in self._data.evidence.verdicts if one.arm == arm)
+        return "" if verdict.answered else f" (no evidence of protection: {arm} is {verdict.state})"
 
     def _exact(self, leak: Leakage, name: str) -> str:
         spread = leak.scores[name]
@@ -423,11 +381,11 @@ class Statement:
     @cached_property
     def _worst(self) -> list[Block]:
         """The best reconstruction: a sentence, the sample if samples are shown, and its hashes."""
-        criterion = self._evidence.criterion
-        row = closest(self._attacks, criterion)
+        criterion = self._data.evidence.criterion
+        row = closest(self._data.attacks, criterion)
         if row is None:
             return ["NOT MEASURED: no attack returned a reconstruction with a score."]
-        mix = compute_label_mix(self.folder.read_table("partition"))
+        mix = self._data.mix
         classes = mix.classes if mix and self._samples.truth else None
         said = best_reconstruction(row, criterion, f"under arm {row['arm']}", classes)
         blocks: list[Block] = [f"{one.heading}: {' '.join(one.lines)}" for one in said]
@@ -462,32 +420,32 @@ class Statement:
             "accuracy": "attribute or property inference",
             "class_share": "model inversion by a generator (samples of a class)",
         }
-        rows = [row for claim in self._claims for row in _inference_rows(claim)]
-        measured = {claim.metric for claim in self._claims if claim.value}
+        rows = [row for claim in self._data.claims for row in _inference_rows(claim)]
+        measured = {claim.metric for claim in self._data.claims if claim.value}
         unmeasured = [f"NOT MEASURED: {what}" for metric, what in missing.items() if metric not in measured]
         unmeasured.append(
             "NOT MEASURED: queries to the finished model (regurgitation, exfiltration, inversion of its outputs). "
             "rayfed attacks the exchange of a training. A model that is published or queried needs its own tests."
         )
-        few = dict.fromkeys(said for claim in self._claims if claim.roc for said in unknown_rates_text(claim.roc))
+        few = dict.fromkeys(said for claim in self._data.claims if claim.roc for said in unknown_rates_text(claim.roc))
         headings = ["Arm", "Attack", "Measure", "Value (95 % interval)", "Chance", "Control", "Result"]
         blocks: list[Block] = [Table(headings, rows), AUC_LEGEND] if rows else []
         return [*blocks, [*few, *unmeasured]]
 
     @property
     def _measures(self) -> list[Block]:
-        arms = [[arm.name, " → ".join(map(component_text, arm.components)) or "none"] for arm in self._arms]
+        arms = [[arm.name, " → ".join(map(component_text, arm.components)) or "none"] for arm in self._data.arms]
         blocks: list[Block] = [self._told("measures"), Table(["Arm", "Defences"], arms)]
-        proved, attacks, inferences = self._rows("proved"), self._attacks, self._inferences
-        images = self._evidence.criterion.modality == "pixels"
-        trained = any(arm.rounds for arm in self._arms)
-        blocks.append(guarantee_sentences(self._privacy, is_secure(self._scenario), images, trained))
-        none = [f"{row['arm']}: {row['note']}" for row in self._privacy if row["note"] and not row["defence"]]
+        proved, attacks, inferences = self._data.proved, self._data.attacks, self._data.inferences
+        images = self._data.evidence.criterion.modality == "pixels"
+        trained = self._data.trained
+        blocks.append(guarantee_sentences(self._data.privacy, self._data.secure, images, trained))
+        none = [f"{row['arm']}: {row['note']}" for row in self._data.privacy if row["note"] and not row["defence"]]
         if none:
             blocks.append(none)
         beside = [comparison_text(one) for one in closest_comparisons(compare_bounds(proved, attacks, inferences))]
-        uncovered = uncovered_text(attacks_without_bound(self._privacy, proved, attacks, inferences))
-        if bounds := bounds_table(self._privacy):
+        uncovered = uncovered_text(attacks_without_bound(self._data.privacy, proved, attacks, inferences))
+        if bounds := bounds_table(self._data.privacy):
             blocks += [bounds, _BOUNDS]
         if beside:
             blocks += ["Measurements closest to their proved bounds:", beside]
@@ -496,15 +454,15 @@ class Statement:
     @property
     def _unmeasured(self) -> Block:
         found = []
-        for cell in self._evidence.findings:
+        for cell in self._data.evidence.findings:
             if cell.state in (State.NOT_MEASURED, State.INCONCLUSIVE, State.NOTHING_TO_ATTACK) or cell.not_run:
-                reasons = reasons_text(cell, self._evidence.criterion)
+                reasons = reasons_text(cell, self._data.evidence.criterion)
                 if not (cell.doubt or cell.not_run or cell.no_results or cell.unfinished):
                     reasons.insert(0, REASONS[Reason.NOTHING_LEAKS_UNDEFENDED])
                 why = "; ".join(reasons)
                 found.append(f"{cell.arm}, batch size {cell.batch}: {cell.state}: {why}")
         silent: dict[tuple[str, str, str], dict[str, int]] = {}
-        guesses: list[Leakage | InferenceResult] = [*self._leaks, *self._claims]
+        guesses: list[Leakage | InferenceResult] = [*self._data.leaks, *self._data.claims]
         for one in guesses:
             for (status, message), count in one.failures.items():
                 arms = silent.setdefault((self._component(one.attack), status, message), {})
@@ -512,9 +470,9 @@ class Statement:
         for (attack, status, message), arms in silent.items():
             where = ", ".join(f"{arm} ({count})" for arm, count in arms.items())
             found.append(f"{attack}: {status} on updates of {where}" + (f": {message}" if message else ""))
-        if not self._attacks:
+        if not self._data.attacks:
             found.append(f"reconstruction: {REASONS[Reason.NO_RECONSTRUCTION_ATTACK]}")
-        seed = self._scenario.get("seed")
+        seed = self._data.scenario.get("seed")
         found.append(f"seeds other than {seed}: one run does not show the spread over seeds")
         found.append("other clients, rounds and data")
         return list(dict.fromkeys(found))

@@ -27,7 +27,7 @@ import numpy as np
 
 from actors.actor_pool import ActorPool
 from actors.cluster import allot, connected
-from actors.executor import for_trial
+from actors.executor import TrialExecution
 from benchmarks.memory import Watch, family
 from rayfed import scenario as scenarios
 from rayfed.engine.federation import Federation
@@ -87,7 +87,7 @@ def federation(
     changes.append(f"federation.cohort_size={ceil(per_round / cohorts)}")
     inputs = prepare(scenarios.parse(TEXT, changes=changes))
     allotment = allot(inputs.scenario, *count_calls(inputs.scenario, len(inputs.data.test_labels)))
-    with for_trial(allotment, actor_pool)(inputs, Progress()) as executor:
+    with TrialExecution(allotment, actor_pool)(inputs, Progress()) as executor:
         yield Federation(inputs, executor, Progress(), {}, partial(checkpoint.load_states, folder))
 
 

@@ -20,7 +20,7 @@ import ray
 
 from actors.actor_pool import ActorPool
 from actors.cluster import allot_trial, connected
-from actors.executor import for_trial
+from actors.executor import TrialExecution
 from actors.sweep import on_tune
 from rayfed import scenario as scenarios
 from rayfed.engine import runs, sweeps
@@ -63,7 +63,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as out, connected(None, scenario):
         cores = int(ray.cluster_resources()["CPU"])
         sweeps.sweep(scenario, out, on_tune(), watch)
-        execution = for_trial(allot_trial(scenario), ActorPool())
+        execution = TrialExecution(allot_trial(scenario), ActorPool())
         for trial in planned(scenario):
             before = monotonic()
             folder = RunFolder.create(out, "alone")

@@ -49,8 +49,8 @@ hide: [toc]
 
 # What each defence buys, and what it costs
 
-Made by `python docs/findings.py` from [`records.json`](records.json), one row for every published defence that rayfed
-has. The same as [JSON](defences.json) and as [Parquet](defences.parquet), with a row for every figure.
+Made by `python docs/findings.py` from [`records.json`](records.json), one row for every defence that has a record.
+The same as [JSON](defences.json) and as [Parquet](defences.parquet), with a row for every figure.
 
 Read a row from left to right. What does the paper claim, and where? What does the attacker of that paper get here? What
 do rayfed's own attackers get without knowledge of the defence (*blind*), and with it (*informed*)? What does it cost?

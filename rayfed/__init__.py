@@ -6,6 +6,7 @@ This package is plain PyTorch and works without Ray. The package `actors` adds R
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from os import PathLike, fspath, getcwd
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +16,64 @@ from rayfed.version import __version__
 if TYPE_CHECKING:
     from torch import nn
 
+    from rayfed.aggregation.base import Aggregation
     from rayfed.analysis.loading import Run, Sweep
+    from rayfed.attacks.base import Attack, Reconstruction
     from rayfed.client.defending import Defended
+    from rayfed.client.grants.base import Grant
+    from rayfed.defences.base import Defence, Task
     from rayfed.engine.calling import Source
+    from rayfed.metrics.base import Metric
     from rayfed.recording import Recorder
-    from rayfed.update import LocalTraining
+    from rayfed.registry import component
+    from rayfed.update import LocalTraining, Observation, Update
 
-__all__ = ["__version__", "attack", "audit", "defend", "launch", "load", "record", "sweep"]
+_CLASSES = {
+    "Aggregation": "rayfed.aggregation.base",
+    "Attack": "rayfed.attacks.base",
+    "Defence": "rayfed.defences.base",
+    "Grant": "rayfed.client.grants.base",
+    "LocalTraining": "rayfed.update",
+    "Metric": "rayfed.metrics.base",
+    "Observation": "rayfed.update",
+    "Reconstruction": "rayfed.attacks.base",
+    "Task": "rayfed.defences.base",
+    "Update": "rayfed.update",
+    "component": "rayfed.registry",
+}
+"""Modules of the classes with which users write components; they are imported on first use."""
+__all__ = [
+    "Aggregation",
+    "Attack",
+    "Defence",
+    "Grant",
+    "LocalTraining",
+    "Metric",
+    "Observation",
+    "Reconstruction",
+    "Task",
+    "Update",
+    "__version__",
+    "attack",
+    "audit",
+    "component",
+    "defend",
+    "launch",
+    "load",
+    "record",
+    "sweep",
+]
 # Functions import what they need, so that `import rayfed` stays fast.
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _CLASSES:
+        raise AttributeError(f"module 'rayfed' has no attribute '{name}'")
+    return getattr(import_module(_CLASSES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def load(path: str | PathLike[str]) -> Run | Sweep:

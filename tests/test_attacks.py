@@ -29,6 +29,7 @@ from rayfed.models.mlp import Mlp
 from rayfed.registry import build
 from rayfed.update import Named
 from tests.attack_fixtures import digit, leaky_lenet, observe, photo, psnr, seeded, two_digits
+from tests.component_fixtures import required
 
 
 def tv_prior(images: Tensor) -> Tensor:
@@ -226,7 +227,8 @@ REQUIRED = {"ggl": {"generator": "g.pt"}, "model_inversion": {"cut": "conv1"}}
 
 def test_every_attack_is_built_by_its_name() -> None:
     for name in TABLE:
-        assert isinstance(build("attacks", name, REQUIRED.get(name, {})), Attack | InferenceAttack)
+        parameters = REQUIRED.get(name) or required("attacks", name)
+        assert isinstance(build("attacks", name, parameters), Attack | InferenceAttack)
 
 
 @pytest.mark.parametrize("name", ATTACKS)

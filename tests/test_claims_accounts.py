@@ -49,6 +49,7 @@ from rayfed.report.text.tables import grid
 from rayfed.scenario import DataSpec, parse
 from rayfed.store.schemas import TABLES
 from rayfed.update import Named, Update
+from tests.component_fixtures import variants
 from tests.conftest import REPOSITORY
 from tests.result_fixtures import outcome
 
@@ -71,22 +72,6 @@ MECHANISMS: dict[str, dict[str, Any]] = {
     "laplace": {"clip": 0.5, "scale": 0.1, "delta": 1e-5},
     "dp_fedavg": {"clip": 0.5, "noise_multiplier": 1},
 }
-FILLED: dict[str, list[dict[str, Any]]] = {
-    **{name: [parameters | {"clip": 0.4}] for name, parameters in MECHANISMS.items()},
-    "dcs2": [{"iterations": 1}],
-    "dropout": [{"rate": 0.5}],
-    "grad_defense": [{"scale": 0.1}],
-    "prune": [{"ratio": 0.5}, {"ratio": 0.5, "error_feedback": True}],
-    "quantise": [{"bits": 4, "rounding": "stochastic"}, {"bits": 1, "error_feedback": True}],
-    "refiner": [{"iterations": 1}],
-    "soteria": [{"ratio": 0.5}],
-    "split": [{}, {"private_epochs": 0}, {"start": "own"}],
-    "passport": [{}, {"private_epochs": 0}, {"consistency": 1.0}],
-    "key_lock": [{"length": 8}],
-    "top_k": [{"k": 0.5, "error_feedback": True}],
-    "vae": [{"epochs": 1, "hidden": 8, "latent": 2}],
-}
-"""Parameters of defences that have no defaults, are slow with them, or keep something of the data with others."""
 MOST = 1 + 1e-5
 """Of rounding in float32."""
 
@@ -120,7 +105,8 @@ def stacks(mechanism: str) -> Iterator[list[dict[str, Any]]]:
     accounted = {"name": mechanism, **MECHANISMS[mechanism]}
     yield [accounted]
     for name in registry.table("defences"):
-        for parameters in FILLED.get(name, [{}]):
+        for parameters in variants(name):
+            registry.build("defences", name, parameters)  # `claiming` would skip a defence with wrong parameters
             other = {"name": name, **parameters}
             yield from ([accounted, other], [other, accounted])
 

@@ -15,7 +15,6 @@ import pytest
 import typer
 import yaml
 
-from rayfed import registry
 from rayfed.cli import app
 from rayfed.scenario import json_schema
 from rayfed.store.finding import State
@@ -26,8 +25,7 @@ README = (REPOSITORY / "README.md").read_text()
 
 def test_the_reference_is_up_to_date() -> None:
     generate = runpy.run_path(str(REPOSITORY / "docs" / "generate.py"))
-    for page, made in generate["PAGES"].items():
-        assert (REPOSITORY / "docs" / page).read_text() == made(), f"{page}: run: python docs/generate.py"
+    assert [path for path, _ in generate["changed"]()] == [], "run: python docs/generate.py"
 
 
 @pytest.fixture(scope="module")
@@ -63,18 +61,9 @@ def test_readmes_sweep_is_valid_in_a_new_scenario(tmp_path: Path) -> None:
     subprocess.run([*rayfed, "validate", "mine.yaml"], cwd=tmp_path, capture_output=True, check=True)
 
 
-def test_readme_is_short_and_counts_right() -> None:
+def test_readme_is_short() -> None:
     assert len(README.splitlines()) < 170
     assert len(README.split()) < 1100
-    counts = {kind: str(len(registry.table(kind))) for kind in ("attacks", "defences", "protections")}
-    for kind in ("attacks", "defences"):
-        assert re.findall(rf"\*\*(\d+) {kind}\*\*", README) == [counts[kind]]
-    comparison = (REPOSITORY / "docs" / "comparison.md").read_text()
-    [attacks] = re.findall(r"\| (\d+): images", comparison)
-    [(defences, protections)] = re.findall(r"\| (\d+), and (\d+) protected channels", comparison)
-    assert counts == {"attacks": attacks, "defences": defences, "protections": protections}
-    for row, kind in (("Attacks on updates", "attacks"), ("Defences attacked", "defences")):
-        assert f"| {row} | {counts[kind]} |" in README
 
 
 def test_readmes_commands_are_commands() -> None:

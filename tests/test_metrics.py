@@ -20,6 +20,7 @@ from rayfed.errors import UserError
 from rayfed.metrics import score
 from rayfed.metrics.assignment import assign
 from rayfed.metrics.images import mse, psnr, ssim
+from rayfed.metrics.known import METRICS
 from rayfed.metrics.labels import even_guess, label_accuracy
 from rayfed.metrics.lpips import Lpips, LpipsUnavailable
 from rayfed.metrics.measures import MEASURES, extreme_of
@@ -70,6 +71,23 @@ def test_pixel_metrics_equal_scikit_image(images, deviation, request):
         assert psnr(true, guess)[i] == pytest.approx(expected, rel=1e-9)
         channels = [skimage.metrics.structural_similarity(x, y, data_range=1) for x, y in zip(a, b, strict=True)]
         assert ssim(true, guess)[i] == pytest.approx(np.mean(channels), rel=1e-9)
+
+
+COMPARING = [
+    name
+    for name, metric in METRICS.items()
+    if metric.compares == "samples" and "pixels" in metric.modalities and not metric.needs
+]
+
+
+@pytest.mark.parametrize("name", COMPARING)
+def test_a_copy_is_closer_than_noise_and_no_value_is_out_of_bounds(name, digits):
+    metric = METRICS[name]
+    copy, noise = metric.function(digits, digits), metric.function(digits, noisy(digits, 0.3))
+    closer = copy > noise if metric.higher_is_closer else copy < noise
+    assert closer.all()
+    low, high = metric.bounds
+    assert all(low <= value <= high for value in noise.tolist())
 
 
 def test_ssim_equals_the_formula(photographs, digits):

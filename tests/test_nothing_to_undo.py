@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
+from rayfed import registry
 from rayfed.client.grants import understood
 from rayfed.client.grants.code import KnownCode
 from rayfed.client.grants.understood import Rehearsal
 from rayfed.client.sent import Sent
 from rayfed.client.visit import ObservationRequest
-from rayfed.defences.error_feedback import Compression
-from rayfed.defences.noise import LocalNoise
 from rayfed.engine.worker import ClientWorker
+from tests.component_fixtures import variants
 from tests.test_code import observed, prepared
 
 PROMISING: tuple[dict[str, Any], ...] = (
@@ -30,16 +30,24 @@ PROMISING: tuple[dict[str, Any], ...] = (
 )
 
 
+def declaring() -> list[dict[str, Any]]:
+    """Return `PROMISING` and, with the parameters of other tests, all other defences that declare the same."""
+    found = list(PROMISING)
+    for name in sorted(registry.table("defences").keys() - {defence["name"] for defence in PROMISING}):
+        if registry.find("defences", name).nothing_to_undo:
+            found += [{"name": name} | parameters for parameters in variants(name)]
+    return found
+
+
 def told(defence: dict[str, Any]) -> dict[str, Any]:
     seen, _ = observed(defence)
     return {name: seen.extra.get(name) for name in KnownCode.fills}
 
 
-@pytest.mark.parametrize("defence", PROMISING, ids=str)
+@pytest.mark.parametrize("defence", declaring(), ids=str)
 def test_running_it_finds_nothing_to_undo(defence: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     promised = told(defence)
-    for base in (Compression, LocalNoise):
-        monkeypatch.setattr(base, "nothing_to_undo", False)
+    monkeypatch.setattr(registry.find("defences", defence["name"]), "nothing_to_undo", False)
     found = told(defence)
     assert found["undone"] is promised["undone"] is None
     assert (found["as_trained"], found["beyond"]) == (promised["as_trained"], promised["beyond"]) == (None, "")

@@ -12,6 +12,7 @@ from rayfed import registry
 from rayfed.data.partitions import TABLE
 from rayfed.data.partitions.base import Partition, Parts, label_mix
 from rayfed.errors import UserError
+from tests.component_fixtures import required
 
 PARAMETERS = [
     ("iid", {}),
@@ -38,9 +39,9 @@ def shares(labels, parts, classes):
     return mix / mix.sum(1, keepdims=True)
 
 
-def test_every_name_is_tested():
-    assert {name for name, _ in PARAMETERS + OVERLAPPING} == TABLE.keys()
-    for name, parameters in PARAMETERS + OVERLAPPING:
+def test_every_name_is_a_partition():
+    registered = [(name, required("partitions", name)) for name in TABLE]
+    for name, parameters in PARAMETERS + OVERLAPPING + registered:
         assert isinstance(registry.build("partitions", name, parameters), Partition)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import doctest
 import importlib
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import yaml
 from torch import Tensor, nn
 
 import rayfed
+from rayfed import registry
 from rayfed.analysis.loading import Run, Sweep
 from rayfed.errors import RunError, ScenarioError, UserError
 from rayfed.evidence.verdicts import Verdict
@@ -53,7 +56,9 @@ def module_of(name: str) -> str:
     return ".".join(found.relative_to(REPOSITORY).parts)
 
 
-MODULES = sorted({module_of(name) for name in re.findall(r"^::: (\S+)$", PAGE, re.MULTILINE)})
+METRICS = {place.partition(":")[0] for place in registry.table("metrics").values()}
+"""Modules of metrics, whose examples are their tests."""
+MODULES = sorted(METRICS | {module_of(name) for name in re.findall(r"^::: (\S+)$", PAGE, re.MULTILINE)})
 
 
 def examples(name: str) -> list[doctest.DocTest]:
@@ -169,3 +174,11 @@ def test_mistakes_are_exceptions(
     with pytest.raises(error, match=said):
         call()
     assert not (tmp_path / "runs").exists()
+
+
+def test_public_names_are_imported_on_first_use() -> None:
+    assert all(hasattr(rayfed, name) for name in rayfed.__all__)
+    with pytest.raises(AttributeError, match="Nothing"):
+        rayfed.Nothing  # noqa: B018
+    code = "import rayfed, sys; rayfed.component; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

@@ -20,6 +20,7 @@ from rayfed.defences.dp_sgd import DpSgd
 from rayfed.defences.noise import sample_norms
 from rayfed.gradients import buffers_of, clipped, gradient, norm, sample_rows, weights_of
 from rayfed.scenario import Training
+from tests.component_fixtures import required, variants
 
 HERE = "tests.test_scalar_parameters"
 
@@ -42,44 +43,13 @@ class Tempered(nn.Module):
         return self.leave(hidden.flatten(1)) / self.temperature.exp() + self.shift
 
 
-DEFENCES: dict[str, dict[str, Any]] = {
-    "ats": {},
-    "dcs2": {"iterations": 2},
-    "dldp_a": {},
-    "dldp_b": {},
-    "dp_fedavg": {"noise_multiplier": 1.0},
-    "dp_sgd": {"noise_multiplier": 1.0},
-    "dropout": {"rate": 0.5},
-    "fed_cdp": {"noise_multiplier": 1.0},
-    "gaussian": {"sigma": 0.1, "clip": 1.0},
-    "grad_defense": {"scale": 0.1},
-    "instahide": {},
-    "key_lock": {},
-    "laplace": {"scale": 0.1, "clip": 1.0},
-    "mixup": {},
-    "outpost": {},
-    "passport": {},
-    "precode": {},
-    "prune": {"ratio": 0.5, "by": "weight_gradient"},
-    "quantise": {"bits": 4, "rounding": "stochastic"},
-    "refiner": {"iterations": 2},
-    "soteria": {"ratio": 0.5},
-    "split": {},
-    "top_k": {"k": 0.3},
-    "vae": {"epochs": 1},
-}
-RULES: dict[str, dict[str, Any]] = {
+FEDERATIONS: dict[str, dict[str, Any]] = {
     "fedasync": {"clients_per_round": 1, "system": {}},
-    "fedavg": {},
     "fedboosting": {"validation": 0.2},
     "fedbuff": {"clients_per_round": 2, "system": {}},
-    "geometric_median": {},
     "krum": {"aggregation": {"name": "krum", "malicious": 0}},
-    "median": {},
-    "norm_bounding": {"aggregation": {"name": "norm_bounding", "norm": 0.5}},
-    "trimmed_mean": {"aggregation": {"name": "trimmed_mean", "malicious": 1}},
 }
-PROTECTIONS = ["bfv", "ckks", "paillier", "secure_aggregation"]
+"""Settings of the federation that an aggregation rule needs with three clients."""
 ATTACKS = [
     "analytic",
     {"name": "dlg", "iterations": 1, "restarts": 1},
@@ -104,33 +74,29 @@ def launched(folder: Path, **fields: Any) -> Any:
     return rayfed.launch(scenario | fields, out=folder)
 
 
-def test_no_defence_rule_or_protection_is_left_out() -> None:
-    assert DEFENCES.keys() == registry.table("defences").keys()
-    assert RULES.keys() == registry.table("aggregations").keys()
-    assert set(PROTECTIONS) == registry.table("protections").keys()
-
-
 @pytest.mark.engine
-@pytest.mark.parametrize("name", DEFENCES)
+@pytest.mark.parametrize("name", sorted(registry.table("defences")))
 def test_every_defence_takes_them(name: str, tmp_path: Path) -> None:
-    run = launched(tmp_path, defences=[{"name": name} | DEFENCES[name]])
-    assert run.clients["status"].to_pylist() == ["ok"] * 3
+    for parameters in variants(name):
+        run = launched(tmp_path, defences=[{"name": name} | parameters])
+        assert run.clients["status"].to_pylist() == ["ok"] * 3
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", sorted(registry.table("aggregations")))
 def test_every_rule_takes_them(name: str, tmp_path: Path) -> None:
-    federation = {"rounds": 1, "clients": 3, "aggregation": name} | RULES[name]
+    rule = {"name": name} | required("aggregations", name)
+    federation = {"rounds": 1, "clients": 3, "aggregation": rule} | FEDERATIONS.get(name, {})
     run = launched(tmp_path, federation=federation)
     assert run.status["state"] == "finished"
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("name", PROTECTIONS)
+@pytest.mark.parametrize("name", sorted(registry.table("protections")))
 def test_every_protection_takes_them(name: str, tmp_path: Path) -> None:
     key = {"key_bits": 512, "insecure": True} if name == "paillier" else {}
-    federation = {"rounds": 1, "clients": 3, "protection": {"name": name} | key}
-    run = launched(tmp_path, federation=federation)
+    protection = {"name": name} | required("protections", name) | key
+    run = launched(tmp_path, federation={"rounds": 1, "clients": 3, "protection": protection})
     assert run.status["state"] == "finished"
 
 

@@ -19,7 +19,7 @@ from rayfed.attacks.matching.distances import squared_l2
 from rayfed.attacks.matching.problem import Matching
 from rayfed.client import plan
 from rayfed.client.arm import Arm, build_arm
-from rayfed.client.cohort import cohort_updates, works_together
+from rayfed.client.cohort import cohort_updates, obstacle, works_together
 from rayfed.client.failures import checked
 from rayfed.client.local import batches, local_training, trained_samples, update_method
 from rayfed.client.observations import ObservationBuilder
@@ -37,7 +37,7 @@ from rayfed.samples import Pixels
 from rayfed.scenario import AttackSpec, DataSpec, DefenceSpec, ModelSpec, Scenario, Training, resolve
 from rayfed.scenario.sections import Schedule
 from rayfed.update import Named, Update
-from tests.test_claims_accounts import FILLED
+from tests.component_fixtures import variants
 
 CPU = torch.device("cpu")
 
@@ -291,23 +291,25 @@ TOGETHER = {
     "ats", "dldp_a", "dldp_b", "dp_fedavg", "gaussian", "instahide", "laplace", "mixup", "prune", "quantise", "top_k",
     "vae",
 }  # fmt: skip
-"""The defences that a cohort in one call goes with."""
+"""Defences with which clients must be trained together. With others, this follows from what the defence declares."""
 
 
 @pytest.mark.parametrize("name", sorted(registry.table("defences")))
 def test_a_defence_that_says_it_vectorises_gives_the_loops_numbers(digits, name: str) -> None:  # type: ignore[no-untyped-def]
     norm = {"norm": "batch"} if name == "key_lock" else {}
-    for parameters in FILLED.get(name, [{}]):
+    for parameters in variants(name):
         arm = built("lenet", DefenceSpec(name=name, **parameters), **norm)
         sent: dict[str, list[Update]] = {}
         for how in ("loop", "vmap", "fused"):
             tasks = [task(digits, arm.model, client, samples) for client, samples in enumerate((21, 5, 16))]
             tasks = [one.replace(private=arm.private, data=placed(one.data), classes=10) for one in tasks]
             training = Training(vectorise=how, steps=3, batch_size=8, lr=0.05)  # type: ignore[arg-type]
-            if how != "loop" and name not in TOGETHER:
+            together = obstacle(tasks[0], training, arm.defences) is None
+            assert together or name not in TOGETHER
+            if how != "loop" and not together:
                 with pytest.raises(UserError, match=f"{how} is not possible"):
                     cohort_updates(tasks, training, arm.defences)
-            elif name in TOGETHER:
+            elif together:
                 sent[how] = cast("list[Update]", list(cohort_updates(tasks, training, arm.defences)))
         for others in (sent.get(how, []) for how in ("vmap", "fused")):
             for one, other in zip(sent.get("loop", []), others, strict=True):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -15,6 +17,7 @@ from rich.console import Console
 
 from rayfed import scenario as scenarios
 from rayfed.analysis.loading import Run, load
+from rayfed.engine.recorder import RunRecorder
 from rayfed.evidence.membership import Identification, Roc
 from rayfed.evidence.next_step import NextStep, Step, decide_next_step
 from rayfed.evidence.outcomes import outcomes, with_verdicts
@@ -22,7 +25,9 @@ from rayfed.evidence.training import ArmSummary, summarise_arms
 from rayfed.evidence.verdicts import closest, collect_evidence, criterion_of, read_evidence, write_verdicts
 from rayfed.metrics.roc import Estimate
 from rayfed.reasons import Reason
+from rayfed.report.export import export
 from rayfed.report.gate import Gated
+from rayfed.report.redaction import redacted
 from rayfed.report.run import write_report
 from rayfed.report.statement import Statement
 from rayfed.report.terminal_run import RunView
@@ -104,6 +109,54 @@ def test_verdicts_are_computed_once_and_read_from_the_table(tmp_path: Path) -> N
     assert [verdict.state for verdict in read_evidence(folder).verdicts][:2] == [State.LEAKS, State.LEAKS]
     folder.remove_table("verdicts")
     assert read_evidence(folder).rows == known.rows
+
+
+def test_verdicts_are_stored_when_a_run_ends_or_stops_and_removed_when_it_goes_on(tmp_path: Path) -> None:
+    folder = small_run(str(tmp_path), SCENARIO)
+    folder.write_part("attacks", 0, [row("bare", 30.0), row("noise", 9.0)])
+    with suppress(KeyboardInterrupt), RunRecorder(folder, "training", 2).recording(1, reports=False):
+        raise KeyboardInterrupt
+    stopped = {verdict.arm: verdict.state for verdict in read_evidence(folder).verdicts}
+    assert (stopped["bare"], stopped["noise"]) == (State.LEAKS, State.NOT_MEASURED)
+    assert len(folder.read_table("verdicts")) == len(read_evidence(folder).rows)
+    with RunRecorder(folder, "training", 2).recording(1, reports=False):
+        assert len(folder.read_table("verdicts")) == 0
+    ended = {verdict.arm: verdict.state for verdict in read_evidence(folder).verdicts}
+    assert ended["noise"] == State.NOT_RECONSTRUCTED
+    assert len(folder.read_table("verdicts")) == 3
+
+
+def test_a_redacted_copy_has_the_verdicts_of_the_run(tmp_path: Path) -> None:
+    """Its rows have neither the baselines of columns nor the names of models, which verdicts depend on."""
+    models = {"bare": {"model": {"name": "m.py:A"}}, "noise": {"model": {"name": "m.py:B"}, "defences": ARMS["noise"]}}
+    folder = small_run(str(tmp_path), {"arms": models, "metrics": {"names": ["feature_accuracy"]}})
+    columns = [
+        {"name": name, "found": name == "weight_of_patient", "guess": 0.1} for name in ("height", "weight_of_patient")
+    ]
+    parts = {"parts_recovered": 0.5, "parts_baseline": 0.1, "parts_evidence": -1.0, "columns": columns}
+    kept = {"feature_accuracy": 0.5, "identified": 0.0, "above_baseline": -0.1}
+    read = [row("bare", None, victim=victim, **(kept | parts)) for victim in range(8)]
+    folder.write_part("attacks", 0, [*read, row("noise", None, **kept)])
+    write_verdicts(folder)
+    run = load(folder.url)
+    assert isinstance(run, Run)
+    told = {one.arm: one.state for one in run.verdicts()}
+    assert told == {"bare": "leaks", "noise": "inconclusive"}
+    with redacted(run) as copy:
+        verdicts = read_evidence(copy).verdicts
+        assert {one.arm: one.state for one in verdicts} == told
+        assert verdicts[0].findings[0].part.columns == (("column 2", 1.0, None),)
+        write_report(copy, redacted=True)
+        assert "weight_of_patient" not in json.dumps(copy.read_table("verdicts").to_pylist())
+
+
+def test_the_exported_table_has_lists_and_structs_as_json(tmp_path: Path) -> None:
+    folder = small_run(str(tmp_path), SCENARIO)
+    parts = {"parts_recovered": 0.5, "parts_baseline": 0.1, "parts_evidence": 50.0}
+    folder.write_part("attacks", 0, [row("bare", 30.0, **parts)])
+    [bare, *_] = csv.DictReader(StringIO(export(load(folder.url), "csv", "verdicts")))
+    assert json.loads(bare["parts_by"]) == {"attack": "dlg", "knowledge": ["defence", "code"]}
+    assert json.loads(bare["knowledge"]) == ["defence", "code"]
 
 
 def test_a_run_of_texts_of_which_nothing_is_measured_speaks_of_texts() -> None:

@@ -6,13 +6,12 @@ clients' side: it is not sent to the server or to attackers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from io import BytesIO
 from typing import Any, NamedTuple
+from uuid import uuid4
 
-import cloudpickle
 import numpy as np
 import torch
 
@@ -65,22 +64,42 @@ def make_key(arm: str, sent: Sent, client: int, state: State, training: Training
 
 
 def _digest_state(state: State) -> bytes:
-    """Return the SHA-256 of a client's state; empty for an empty state."""
+    """Return the SHA-256 of a client's state; empty for an empty state.
+
+    A state with other values than numbers, texts, arrays, tensors and their collections has a digest that no other
+    state has, so updates that depend on it are computed again.
+    """
     if not state:
         return b""
-    pickled = BytesIO()
-    _Pickler(pickled).dump(state)
-    return sha256(pickled.getvalue()).digest()
+    digest = sha256()
+    try:
+        for part in _parts_of(state):
+            digest.update(part)
+    except TypeError:
+        return uuid4().bytes
+    return digest.digest()
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickler that writes equal tensors as equal bytes, which PyTorch's own pickling does not."""
-
-    def reducer_override(self, obj: Any) -> Any:
-        """Return the digest of a tensor; use the default for all other objects."""
-        if isinstance(obj, torch.Tensor):
-            return bytes, (digest_of({"": obj}),)
-        return super().reducer_override(obj)
+def _parts_of(value: Any) -> Iterator[bytes]:
+    """Yield bytes that determine a value; raise `TypeError` for values of unknown types."""
+    yield type(value).__name__.encode()
+    if isinstance(value, torch.Tensor):
+        yield digest_of({"": value})
+    elif isinstance(value, np.ndarray) and value.dtype != object:
+        yield repr((value.dtype.str, value.shape)).encode() + value.tobytes()
+    elif isinstance(value, Mapping):
+        for key, entry in value.items():
+            yield from _parts_of(key)
+            yield from _parts_of(entry)
+        yield b"end"
+    elif isinstance(value, list | tuple):
+        for entry in value:
+            yield from _parts_of(entry)
+        yield b"end"
+    elif value is None or isinstance(value, bool | int | float | str | bytes | np.generic):
+        yield repr(value).encode() + b";"
+    else:
+        raise TypeError(f"a value of {type(value)} has no digest")
 
 
 class UpdateCache:

@@ -1,6 +1,6 @@
 """Warnings, before a run, about arms that cannot have the verdict "not reconstructed".
 
-The module applies the rules of verdicts (`rayfed.analysis.verdicts.run_findings`) to the rows of an ideal run. In that
+The module applies the rules of verdicts (`rayfed.evidence.verdicts.run_findings`) to the rows of an ideal run. In that
 run every attack succeeds without a defence, fails under one, and explains the update if it has the defence's code. An
 arm that is inconclusive in the ideal run can only leak or be not measured.
 """

@@ -194,7 +194,7 @@ def _leaks(cell: Cell) -> bool:
 
 
 def _in_doubt(cell: Cell) -> bool:
-    """All attacks were run, and a rule of `DOUBTS` applies."""
+    """All attacks were run, and their results do not decide."""
     return bool(cell.doubt and cell.finite and not cell.not_run)
 
 

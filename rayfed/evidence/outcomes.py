@@ -20,7 +20,7 @@ from rayfed.evidence.methods import closed_forms
 from rayfed.evidence.rows import Row, code_given
 from rayfed.evidence.settings import INAPPLICABLE, estimate
 from rayfed.evidence.training import ArmSummary, rounds_after_warm_up, summarise_arms
-from rayfed.evidence.verdicts import criterion_of
+from rayfed.evidence.verdicts import criterion_of, read_evidence
 from rayfed.metrics.measures import JUDGED, MEASURES, extreme_of
 from rayfed.metrics.roc import share
 from rayfed.reasons import CHANNELS, Reason
@@ -70,7 +70,9 @@ def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
             found.append(common | result | {"without_result": without_result, "attacked": attacked})
         if arm.name not in results:
             found.append(common)
-    return with_references(found, scenario, lambda row: ())
+    found = with_references(found, scenario, lambda row: ())
+    states = {verdict.arm: verdict.state for verdict in read_evidence(folder).verdicts}
+    return [row | {"verdict": states.get(row["arm"], row["verdict"])} for row in found]
 
 
 def _group_by_attack(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:

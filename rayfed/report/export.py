@@ -200,9 +200,9 @@ def markdown_cell(text: str) -> str:
 
 
 def _plain(table: pa.Table) -> DataFrame:
-    """Return a table without binary columns, and with lists as JSON."""
+    """Return a table without binary columns, and with lists and structs as JSON."""
     fields = [field for field in table.schema if not pa.types.is_binary(field.type)]
-    entries = [field.name for field in fields if pa.types.is_list(field.type)]
+    entries = [field.name for field in fields if pa.types.is_nested(field.type)]
     frame = table.select([field.name for field in fields if field.name not in entries]).to_pandas()
     for name in entries:
         told = [None if value is None else json.dumps(value) for value in table[name].to_pylist()]

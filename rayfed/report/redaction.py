@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache, partial
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,13 +19,15 @@ from rayfed import registry
 from rayfed.analysis.loading import Results, Sweep
 from rayfed.analysis.sweep_folder import OUTCOMES_FILE, SweepFolder
 from rayfed.documents import dump_yaml
-from rayfed.evidence.verdicts import VERDICTS, write_verdicts
+from rayfed.evidence.verdicts import VERDICTS, read_evidence
 from rayfed.report.run import write_report
 from rayfed.report.share import rewritten, sharing
 from rayfed.report.sweep import write_sweep_report
 from rayfed.report.text.formats import LEFT_OUT
 from rayfed.scenario.editors import json_schema
+from rayfed.store.finding import Finding
 from rayfed.store.folder import REPORT, SCENARIO, RunFolder
+from rayfed.store.typed import table_from
 
 REDACTED = "report-redacted.html"
 _DROPPED = ("partition", "scores", "private")
@@ -58,7 +61,11 @@ def redacted(results: Results) -> Iterator[RunFolder]:
 
 
 def _redact(folder: RunFolder) -> None:
-    """Remove information on clients' data from a copy."""
+    """Remove information on clients' data from a copy.
+
+    Its verdicts are those of the run, because the remaining values can show less leakage.
+    """
+    verdicts = _verdicts(folder) if folder.parts("attacks") else []
     for name in (name for table in _DROPPED for name in folder.parts(table)):
         folder.remove(name)
     numbers: dict[int, int] = {}
@@ -75,8 +82,26 @@ def _redact(folder: RunFolder) -> None:
         known = dict.fromkeys(columns, partial(_text, words))
         folder.write_bytes(OUTCOMES_FILE, rewritten(folder, OUTCOMES_FILE, known))
     folder.write_text(SCENARIO, dump_yaml(_known(words, scenario)))
-    if folder.parts(VERDICTS):
-        write_verdicts(folder)
+    if verdicts:
+        folder.write_part(VERDICTS, 0, table_from(verdicts, Finding))
+
+
+def _verdicts(folder: RunFolder) -> list[Finding]:
+    """Return the verdicts of a run with numbers instead of names of columns, and without baselines of columns."""
+    evidence = read_evidence(folder)
+    numbers: dict[str, str] = {}
+    for row in evidence.attacks:
+        columns = row["columns"] or ()
+        for column, numbered in zip(columns, _numbered(columns), strict=True):
+            numbers.setdefault(column["name"], numbered["name"])
+    return [_without_columns(finding, numbers) for finding in evidence.rows]
+
+
+def _without_columns(finding: Finding, numbers: Mapping[str, str]) -> Finding:
+    if finding.part is None or not finding.part.columns:
+        return finding
+    columns = tuple(column._replace(name=numbers[column.name], baseline=None) for column in finding.part.columns)
+    return replace(finding, part=replace(finding.part, columns=columns, baseline=None))
 
 
 def _numbered(columns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

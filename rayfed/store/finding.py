@@ -124,8 +124,9 @@ class Part:
     """Title of the attack in the scenario."""
     recovered: float
     """Share of the parts recovered, mean over the partly recovered samples."""
-    baseline: float
-    """Mean share of these samples' parts recovered without the update (`rayfed.metrics.parts.parts`)."""
+    baseline: float | None
+    """Mean share of these samples' parts recovered without the update (`rayfed.metrics.parts.parts`); None for columns
+    in a redacted copy."""
     samples: int
     """Number of partly recovered samples."""
     columns: tuple[PartColumn, ...] = ()

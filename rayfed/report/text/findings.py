@@ -30,7 +30,8 @@ def part_text(finding: Finding, criterion: Criterion) -> str:
     by = "" if finding.part_by == finding.by else f" by {attack_text(finding.part_by)}"
     samples = counted(part.samples, criterion.noun)
     parts = f"{100 * part.recovered:.0f} % of the {PARTS[criterion.modality]} of {samples}"
-    return f"{parts} recovered{by} (baseline {100 * part.baseline:.0f} %){which}"
+    baseline = "" if part.baseline is None else f" (baseline {100 * part.baseline:.0f} %)"
+    return f"{parts} recovered{by}{baseline}{which}"
 
 
 def labels_beyond_text(found: Sequence[Finding]) -> str:

@@ -103,7 +103,7 @@ def _lines(
 
 
 def _draw_line(drawn: Figure, axes: Axes, line: _Line, colour: str) -> None:
-    """Draw the values of all trials, and a line through their means or, for few values, a bar at each mean."""
+    """Plot the values of all trials, and a line through their means or, for few values, a bar at each mean."""
     for x, _, values in line.points:
         axes.plot([x] * len(values), values, "o", color=colour, markersize=5, alpha=0.6, mew=0)
     style: Any = {"color": colour, "linewidth": 2, "dashes": dashes(line.attack * SERIES)}

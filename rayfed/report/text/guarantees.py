@@ -1,4 +1,4 @@
-"""Text on guarantees of differential privacy and on keys: what is guaranteed, withdrawn, missing or insecure."""
+"""Text on guarantees of differential privacy, and on encryption keys."""
 
 from __future__ import annotations
 

@@ -37,12 +37,14 @@ from rayfed.models.private import without
 from rayfed.privacy.accountant import Method, Release, guarantee
 from rayfed.privacy.printing import at_least, at_most
 from rayfed.privacy.spending import Setting, Spending, Work
-from rayfed.report import recommendation, words
 from rayfed.report.explorer import explore
 from rayfed.report.export import export
-from rayfed.report.terminal_run import RunView, guarantee_lines
+from rayfed.report.terminal_run import RunView
+from rayfed.report.text import recommendation
 from rayfed.report.text.figures import value_text
 from rayfed.report.text.formats import in_words
+from rayfed.report.text.guarantees import guarantee_lines, guarantee_sentences
+from rayfed.report.text.sweeps import sweep_summary
 from rayfed.report.text.tables import grid
 from rayfed.scenario import DataSpec, parse
 from rayfed.store.schemas import TABLES
@@ -313,7 +315,7 @@ def test_a_delta_of_one_over_the_units_is_noted(name: str, quiet: float, loud: f
     assert row["epsilon"] > 0
     assert units in row["note"]
     assert any(units in line for line in guarantee_lines([row]))
-    assert any(units in line for line in words.guarantees([row | {"arm": "a"}]).lines)
+    assert any(units in line for line in guarantee_sentences([row | {"arm": "a"}]))
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
@@ -389,7 +391,7 @@ def advised(epsilon: float, delta: float) -> str:
 
 def swept(epsilon: float, delta: float) -> str:
     rows = settings([outcome("a", psnr=9.0, **PROMISE | {"epsilon": epsilon, "delta": delta})])
-    return " ".join(words.of_sweep(rows, None, Criterion.of("pixels", None), {}, ["a"])[-1].lines)
+    return " ".join(sweep_summary(rows, None, Criterion.of("pixels", None), {}, ["a"])[-1].lines)
 
 
 def in_grid(epsilon: float, repeats: int) -> str:
@@ -400,8 +402,8 @@ def in_grid(epsilon: float, repeats: int) -> str:
 
 PRINTED: dict[str, Callable[[float, float], tuple[str, str, str]]] = {
     "terminal": lambda e, d: (guarantee_lines([row(e, d)])[1], "epsilon ", "delta "),
-    "report": lambda e, d: (words.guarantees([row(e, d)]).lines[0], "ε = ", "δ = "),
-    "sweep report": lambda e, d: (swept(e, d), "ε = ", "δ = "),
+    "report": lambda e, d: (guarantee_sentences([row(e, d)])[0], "epsilon ", "delta "),
+    "sweep report": lambda e, d: (swept(e, d), "epsilon ", "delta "),
     "advice": lambda e, d: (advised(e, d), "epsilon ", "delta "),
     "markdown": lambda e, d: (in_table("markdown", e, d).splitlines()[-1], "dp_sgd", "dp_sgd"),
 }

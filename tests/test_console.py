@@ -19,9 +19,11 @@ from rayfed.analysis.sweep_folder import TRIALS, SweepFolder
 from rayfed.cli.common import errors_for_people
 from rayfed.engine.calling import shown
 from rayfed.errors import UserError
-from rayfed.report import results_text, terminal_sweep
+from rayfed.report import terminal_sweep
 from rayfed.report.terminal import console
-from rayfed.report.terminal_run import RunView, guarantee_lines
+from rayfed.report.terminal_run import RunView
+from rayfed.report.text.guarantees import guarantee_lines
+from rayfed.report.text.leakage import largest_share
 from rayfed.store.folder import RunFolder
 from rayfed.store.schemas import TABLES
 
@@ -112,7 +114,7 @@ def test_what_is_guaranteed_is_told_before_and_after(view: RunView) -> None:
     assert "WEAK" not in printed(view)
     assert "WEAK" in guarantee_lines([guaranteed | {"epsilon": 17.9}])[-1]
     stated = [line.split()[:2] for line in printed(view).splitlines()[1:]]
-    assert stated == [["dp", "epsilon"], ["split", "none"], ["prune", "none"]]
+    assert stated == [["dp", "epsilon"], ["split", "withdrawn"], ["prune", "none"]]
     arms = ("dp", "split", "prune", "none")
     view.round_done(
         [{**trained(0.5, arm), "train_loss": None} for arm in arms], [attacked(20, arm) for arm in arms], []
@@ -209,4 +211,4 @@ def test_a_sweep_says_after_its_first_trial_how_long_the_others_take(
 @pytest.mark.parametrize("samples", [1, 8, 300])
 def test_the_largest_share_that_may_leak_although_no_sample_did(samples: int) -> None:
     exact = binomtest(0, samples, alternative="less").proportion_ci(0.95, "exact").high
-    assert results_text.largest_share(samples) == pytest.approx(exact)
+    assert largest_share(samples) == pytest.approx(exact)

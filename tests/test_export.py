@@ -20,12 +20,12 @@ from rayfed.analysis.loading import load
 from rayfed.errors import UserError
 from rayfed.evidence.figures import SHOWN
 from rayfed.evidence.settings import Estimate, settings
-from rayfed.report.caption import played
 from rayfed.report.explorer import explore, interval
 from rayfed.report.export import export
 from rayfed.report.paper import run_charts, save
-from rayfed.report.share import LEFT_OUT
+from rayfed.report.text.captions import played
 from rayfed.report.text.figures import USELESS, cell_text
+from rayfed.report.text.formats import LEFT_OUT
 from rayfed.report.text.tables import OF_TWO, SINGLE, UNLIKE, grid
 from rayfed.report.trade_off import trade_off
 from rayfed.store.schemas import TABLES

@@ -41,10 +41,10 @@ from rayfed.evidence.compare import compare
 from rayfed.metrics.lpips import Lpips
 from rayfed.models.pretrained import SHIPPED_EVALUATOR, load_evaluator, load_generator, load_recogniser
 from rayfed.registry import build
-from rayfed.report import recommendation
 from rayfed.report.export import export
 from rayfed.report.run import write_report
 from rayfed.report.sweep import write_sweep_report
+from rayfed.report.text import recommendation
 from rayfed.scenario import Scenario
 from rayfed.scenario.trials import planned
 from rayfed.store import checkpoint
@@ -315,7 +315,7 @@ def check_recommendation(url: str, other: str) -> None:
     assert advised.meeting <= advised.candidates
     assert recommendation.answer(advised)
     assert all(recommendation.remarks(advised))
-    recommendation.rerun_commands(found, advised.chosen)
+    recommendation.rerun_commands(found.url, found.scenario, advised.chosen)
 
 
 def check_comparison(url: str, other: str) -> None:

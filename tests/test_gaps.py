@@ -217,7 +217,7 @@ def test_a_report_that_fails_costs_a_run_nothing_else(
 ) -> None:
     (tmp_path / "s.yaml").write_text(TEXT)
     with monkeypatch.context() as broken:
-        broken.setattr(report, "_contents", lambda *_: {}["no such\nfigure"])
+        broken.setattr(report, "make_page", lambda *_: {}["no such\nfigure"])
         code, output = run("launch", str(tmp_path / "s.yaml"), "--executor", "local", "--out", str(tmp_path / "runs"))
     [place] = (tmp_path / "runs").glob("t-*")
     folder = RunFolder.open(str(place))
@@ -241,7 +241,7 @@ def test_a_summary_that_fails_costs_a_run_nothing_else(tmp_path: Path, monkeypat
 
 def test_the_report_of_a_sweep_may_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "s.yaml").write_text(TEXT + "sweep: {fields: {training.lr: [0.1, 0.2]}}\n")
-    monkeypatch.setattr("rayfed.report.sweep._contents", lambda sweep: 1 / 0)
+    monkeypatch.setattr("rayfed.report.sweep.make_page", lambda *_: 1 / 0)
     code, output = run("sweep", str(tmp_path / "s.yaml"), "--executor", "local", "--out", str(tmp_path / "runs"))
     assert (code, output.count("ZeroDivisionError")) == (0, 1)
 

@@ -65,7 +65,7 @@ def results(
     renamed = [row | {"arm": names[row["arm"]], "attack": titles[row["attack"]], "family": family} for row in rows]
     back = {name: arm for arm, name in names.items()}
     found = collect_evidence(scenario, renamed, []).verdicts
-    states = [(back[one.arm], one.state, sorted(one.reasons), one.labels_by_chance) for one in found]
+    states = [(back[one.arm], one.state, sorted(one.reasons)) for one in found]
     checks = check_bounds(GateInputs(scenario, renamed, []), BOUNDS, list(arms))
     gates = [(back[one.arm], one.batch, one.bound.name, one.state, one.value, one.exceeding) for one in checks]
     outcomes = [

@@ -12,7 +12,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from rayfed.cli import app
-from rayfed.report.provenance import attacked_weights, initial_weights
+from rayfed.report.text.weights import attacked_weights, initial_weights
 from rayfed.store.folder import RunFolder
 
 ATTACK = {"kind": "attack", "weights": "initial"}

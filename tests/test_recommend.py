@@ -18,7 +18,7 @@ from rayfed.evidence.baseline_check import mark_idle
 from rayfed.evidence.pareto import front
 from rayfed.evidence.recommend import Bound, Recommendation, bound_on_best, check_cost, parse_bound, recommend
 from rayfed.evidence.settings import Weakness, settings
-from rayfed.report import recommendation
+from rayfed.report.text import recommendation
 from tests.result_fixtures import SIGMA, attacked, outcome, setting, small_run, small_sweep
 from tests.test_cli import run
 
@@ -304,7 +304,8 @@ def test_a_settings_scenario_can_be_played_again(tmp_path: Path) -> None:
     folder = small_run(str(tmp_path), {"arms": arms})
     folder.write_part("attacks", 0, [attacked("none", "dlg", psnr=30.0), attacked("noise", "dlg", psnr=8.0)])
     results = load(folder.url)
-    commands = recommendation.rerun_commands(results, recommend(results.settings(), [LEAK]).chosen)
+    chosen = recommend(results.settings(), [LEAK]).chosen
+    commands = recommendation.rerun_commands(results.url, results.scenario, chosen)
     *start, changed = shlex.split(commands["this arm"])
     assert start == ["rayfed", "launch", f"{folder.url}/scenario.yaml", "--set"]
     assert yaml.safe_load(changed.removeprefix("arms=")) == {"noise": arms["noise"]}

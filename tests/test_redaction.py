@@ -20,8 +20,9 @@ from rayfed.reasons import Reason
 from rayfed.report import samples
 from rayfed.report.redaction import REDACTED, redacted, write_redacted
 from rayfed.report.run import write_report
-from rayfed.report.share import LEFT_OUT, sharing
+from rayfed.report.share import sharing
 from rayfed.report.sweep import write_sweep_report
+from rayfed.report.text.formats import LEFT_OUT
 from rayfed.report.text.reasons import REASONS
 from rayfed.store.folder import RunFolder
 from rayfed.store.images import encode_png

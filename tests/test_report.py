@@ -24,13 +24,15 @@ from rayfed.evidence.success import success_share
 from rayfed.evidence.training import summarise_arms
 from rayfed.evidence.verdicts import collect_evidence
 from rayfed.metrics.images import PSNR_CEILING
-from rayfed.report import plots, words
+from rayfed.report import plots
 from rayfed.report.page import code, environment
 from rayfed.report.pictures import SHOWN, STRIPS
 from rayfed.report.run import write_report
 from rayfed.report.text import formats
 from rayfed.report.text.attacks import threshold_text
-from rayfed.report.verdict_table import verdict_table
+from rayfed.report.text.guarantees import guarantee_sentences
+from rayfed.report.text.summary import subject_text
+from rayfed.report.text.verdict_table import verdict_table
 from rayfed.store.folder import RunFolder
 from rayfed.store.images import encode_png
 from rayfed.store.schemas import TABLES
@@ -73,8 +75,8 @@ def test_guarantees_stand_beside_what_is_empirical(tmp_path: Path) -> None:
 
 
 def test_without_a_training_the_page_says_that_there_is_nothing_to_account_for() -> None:
-    [untrained] = words.guarantees([], trained=False).lines
-    [unprotected] = words.guarantees([]).lines
+    [untrained] = guarantee_sentences([], trained=False)
+    [unprotected] = guarantee_sentences([])
     assert "`dp_sgd`" in untrained
     assert "`dp_sgd`" not in unprotected
 
@@ -82,11 +84,11 @@ def test_without_a_training_the_page_says_that_there_is_nothing_to_account_for()
 def test_what_is_guaranteed_names_what_is_withdrawn_and_whether_noise_is_secure() -> None:
     held = {"arm": "dp", "note": None, **PRIVATE}
     broken = {"arm": "split", "defence": "dp_sgd", "epsilon": None, "note": "no guarantee: private layers"}
-    said = words.guarantees([held, broken], secure=False).lines
+    said = guarantee_sentences([held, broken], secure=False)
     assert "split: withdrawn for dp_sgd: no guarantee: private layers." in said
     assert any("privacy.secure" in line for line in said)
-    assert not any("privacy.secure" in line for line in words.guarantees([held], secure=True).lines)
-    assert not any("privacy.secure" in line for line in words.guarantees([broken], secure=False).lines)
+    assert not any("privacy.secure" in line for line in guarantee_sentences([held], secure=True))
+    assert not any("privacy.secure" in line for line in guarantee_sentences([broken], secure=False))
 
 
 def test_an_arm_with_training_of_its_own_says_so(tmp_path: Path) -> None:
@@ -356,8 +358,8 @@ def test_unmeasured_scores_are_not_counted() -> None:
         ({}, {"kind": "attack", "weights": "trained for 3 rounds"}, {3}, "attacked with weights trained for 3 rounds."),
         ({}, {"kind": "attack", "weights": "given"}, {3}, "attacked with the weights that were given."),
         ({}, {"kind": "attack"}, {3}, "Model timm:vit on data digits."),
-        ({}, {"kind": "training"}, {0}, "attacked in round 1, with untrained weights."),
-        ({}, {"kind": "training"}, {0, 4}, "attacked in 2 rounds of the training, including round 1."),
+        ({}, {"kind": "training"}, {0}, "attacked with untrained weights."),
+        ({}, {"kind": "training"}, {0, 4}, "attacked with the weights of 2 rounds of a training."),
         ({}, {"kind": "training"}, set(), "Model timm:vit on data digits."),
     ],
 )
@@ -365,7 +367,7 @@ def test_the_page_begins_with_model_data_and_the_state_of_the_weights(
     more: dict[str, Any], status: dict[str, Any], rounds: set[int], told: str, tmp_path: Path
 ) -> None:
     scenario = {"model": {"name": "timm", "arch": "vit", **more}, "data": {"name": "digits"}}
-    said = words.subject(scenario, status, [{"round": round} for round in rounds])
+    said = subject_text(scenario, status, [{"round": round} for round in rounds])
     assert said.startswith(f"Model {scenario['model']['name']}:vit on data digits")
     assert told in said
     folder = make_run(str(tmp_path), {"none": []})

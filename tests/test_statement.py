@@ -139,8 +139,8 @@ def test_what_a_leak_is_compared_with_is_not_listed_as_missing(tmp_path: Path) -
     leak, near = (attacked("none", "dlg", psnr=30.0, sample=i, identified=float(i == 0)) for i in (0, 1))
     folder.write_part("attacks", 0, [leak, near, *rows])
     unmeasured = words(section(of(folder), "Not measured"))
-    assert "none, batch size 2: leaks: no time for idlg'" in unmeasured
-    assert "prune, batch size 2: not measured: no time for idlg" in unmeasured
+    assert "none, batch size 2: leaks: not run for lack of time: idlg'" in unmeasured
+    assert "prune, batch size 2: not measured: not run for lack of time: idlg" in unmeasured
     assert "public" not in unmeasured
 
 

@@ -17,11 +17,12 @@ from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.cli import app
 from rayfed.evidence.settings import settings
 from rayfed.evidence.verdicts import criterion_of
-from rayfed.report import words
 from rayfed.report.pictures import Pair, within
 from rayfed.report.sweep import IMAGES, write_sweep_report
 from rayfed.report.sweep_plots import curves
-from rayfed.report.words import short_keys, sweep_verdicts
+from rayfed.report.text import sweeps
+from rayfed.report.text.guarantees import short_keys_text
+from rayfed.report.text.sweeps import sweep_summary, sweep_verdicts
 from tests.report_fixtures import BATCH, Page, make_sweep
 from tests.result_fixtures import swept_rows
 
@@ -77,13 +78,13 @@ def test_a_verdict_has_the_closest_reconstruction_beside_a_guess() -> None:
             "psnr": 18.0,
         },
     ]
-    assert words._figures(rows, "leaks") == " (17.8 dB by a, baseline 14.3 dB)"
-    assert words._figures(rows[2:], "inconclusive") == " (18.0 dB by c, baseline 19.0 dB)"
-    assert words._figures([rows[0] | {"max_similarity": None}], "leaks") == "", "as of outcomes of earlier versions"
+    assert sweeps._figures(rows, "leaks") == " (17.8 dB by a, baseline 14.3 dB)"
+    assert sweeps._figures(rows[2:], "inconclusive") == " (18.0 dB by c, baseline 19.0 dB)"
+    assert sweeps._figures([rows[0] | {"max_similarity": None}], "leaks") == "", "as of outcomes of earlier versions"
     records = [
         {"result": "leaks", "max_similarity": 0.9, "baseline_similarity": 0.4, "attack": "a", "feature_accuracy": 0.9}
     ]
-    assert words._figures(records, "leaks") == " (90 % by a, baseline 40 %)"
+    assert sweeps._figures(records, "leaks") == " (90 % by a, baseline 40 %)"
 
 
 def test_the_page_of_a_sweep_that_broke_off_names_what_was_not_played(tmp_path: Path) -> None:
@@ -97,8 +98,8 @@ def test_the_page_of_a_sweep_that_broke_off_names_what_was_not_played(tmp_path: 
 
 def test_a_leak_in_some_repeats_says_what_the_others_are() -> None:
     rows = [{"repeat": i, "verdict": state} for i, state in enumerate(("inconclusive", "leaks", "inconclusive"))]
-    assert words._in_some(rows, "leaks") == " (in 1 of 3 repeats; inconclusive in 2)"
-    assert words._in_some(rows[1:2], "leaks") == ""
+    assert sweeps._in_some(rows, "leaks") == " (in 1 of 3 repeats; inconclusive in 2)"
+    assert sweeps._in_some(rows[1:2], "leaks") == ""
 
 
 def test_points_are_the_settings_with_their_means_and_intervals(sweep: SweepFolder, page: Page) -> None:
@@ -152,7 +153,7 @@ def test_the_worst_image_is_a_leak_where_there_is_one(tmp_path: Path) -> None:
     assert "under the setting noise, sigma 0.001 at a PSNR of" in page.text
     assert "under arm noise" in next(alt for image in page.images if "Result of" in (alt := str(image["alt"])))
     text = read_with_another_sample_as_near_in("0001-0").text
-    defined, told = "A leak is a reconstruction", "No image was reconstructed"
+    defined, told = "LEAKS: at least one reconstruction", "No image was reconstructed"
     assert text.count(defined) == 1
     assert text.index(defined) < text.index(told) < text.index("under the setting none")
 
@@ -176,7 +177,7 @@ def shown_arms(page: Page) -> set[str]:
 
 def test_a_range_over_attacks_says_that_it_is_of_their_means() -> None:
     met = settings([row | {"max_psnr": row["psnr"]} for row in swept_rows() if row["arm"] == "none"])
-    [said] = words.of_sweep(met, None, criterion_of({}, []), None, ["none"])[0].lines
+    [said] = sweep_summary(met, None, criterion_of({}, []), None, ["none"])[0].lines
     assert "test accuracy 98.1 % (means over seeds), max PSNR 5.0 dB to 40.1 dB (means over seeds of each" in said
 
 
@@ -226,7 +227,7 @@ def test_images_are_taken_setting_by_setting_until_the_page_is_full() -> None:
 
 
 def test_swept_key_lengths_are_warned_of() -> None:
-    assert len(short_keys({}, {512, 1024, 2048, 3072})) == 2
+    assert len(short_keys_text({}, {512, 1024, 2048, 3072})) == 2
 
 
 @pytest.mark.slow

@@ -27,15 +27,15 @@ from rayfed.evidence.training import ArmSummary, summarise_arms
 from rayfed.evidence.verdicts import closest, collect_evidence, criterion_of, read_evidence, write_verdicts
 from rayfed.metrics.roc import Estimate
 from rayfed.reasons import Reason
-from rayfed.report import words
 from rayfed.report.export import export
 from rayfed.report.gate import Gated
 from rayfed.report.redaction import redacted
-from rayfed.report.results_text import STATES
 from rayfed.report.run import write_report
 from rayfed.report.statement import Statement
 from rayfed.report.terminal_run import RunView
+from rayfed.report.text.leakage import STATES
 from rayfed.report.text.next_step import next_step_text
+from rayfed.report.text.summary import run_summary
 from rayfed.report.text.verdicts import headline
 from rayfed.store.finding import Finding, Missing, State
 from rayfed.store.images import encode_png
@@ -306,12 +306,10 @@ def test_an_arm_whose_labels_are_recovered_says_so_whatever_its_state() -> None:
     scenario: dict[str, Any] = {"arms": {"bare": [], "noise": ARMS["noise"], "prune": ["prune"]}}
     rows = [*labelled("bare", 30.0, 1, 1), *labelled("noise", 9.0, 1, 1), *labelled("prune", 9.0, 0, 1)]
     told = {verdict.arm: verdict for verdict in collect_evidence(scenario, rows, []).verdicts}
-    assert {arm: verdict.labels_beyond for arm, verdict in told.items()} == {
-        "bare": True,
-        "noise": True,
-        "prune": False,
-    }
-    assert told["noise"].labels_by_chance
+    labels = {arm: verdict.findings[0].labels for arm, verdict in told.items()}
+    assert {arm: one.beyond for arm, one in labels.items() if one} == {"bare": True, "noise": True, "prune": False}
+    assert labels["noise"]
+    assert labels["noise"].by_chance
     assert "noise" in headline(scenario, list(told.values()))[-1]
 
 
@@ -346,7 +344,7 @@ def test_the_next_step_attacks_for_longer_what_was_not_reconstructed() -> None:
 def test_targets_read_off_nearer_than_the_median_are_told_as_labels_are() -> None:
     sought = {"label_accuracy": None, "target_baseline": 0.5}
     rows = [row("bare", 30.0), row("noise", 9.0, target_error=0.1, **sought)]
-    assert [verdict.targets_beyond for verdict in collect_evidence(SCENARIO, rows, []).verdicts] == [False, True, False]
+    assert [one.targets_beyond for one in collect_evidence(SCENARIO, rows, []).findings] == [False, True]
     rows = [row("bare", 30.0), row("noise", 9.0, target_error=0.6, **sought)]
     none = collect_evidence(SCENARIO, rows, []).verdicts
     assert not any("Labels were" in line for line in headline(SCENARIO, none))
@@ -419,9 +417,9 @@ def test_what_is_no_leak_is_neither_the_worst_nor_called_reconstructed(gain: flo
 
 def test_the_summary_names_one_closest_sample_as_the_verdict_does() -> None:
     rows = [row("bare", 19.1, above_baseline=-1.0), row("bare", 14.4, sample=1), row("noise", 14.0)]
-    told, criterion = of(*rows), criterion_of(SCENARIO, rows)
-    said = words.of_run(arms_of("bare", "noise"), told, criterion, [], None, secure=False)
-    leak = words.of_run(arms_of("bare"), of(row("bare", 30.0)), criterion, [], None, secure=False)
+    criterion = criterion_of(SCENARIO, rows)
+    said = run_summary(arms_of("bare", "noise"), closest(rows, criterion), criterion, [], None, secure=False)
+    leak = run_summary(arms_of("bare"), row("bare", 30.0), criterion, [], None, secure=False)
     assert said[0].heading != leak[0].heading
     assert "PSNR of 19.1 dB" in said[0].lines[0]
 

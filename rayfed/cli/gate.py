@@ -211,7 +211,7 @@ def gate(
     with errors_for_people(debug):
         from rayfed.analysis.sweep_folder import TRIALS, is_sweep
         from rayfed.report.gate import Gated
-        from rayfed.report.provenance import attacked_weights
+        from rayfed.report.text.weights import attacked_weights
         from rayfed.store.folder import RunFolder
 
         asked = Gate(fail_above, allow_unmeasured, json, junit, baseline)

@@ -159,7 +159,7 @@ def recommend(
     with errors_for_people(debug):
         from rayfed.analysis.loading import load
         from rayfed.evidence import recommend as choice
-        from rayfed.report.recommendation import rerun_commands
+        from rayfed.report.text.recommendation import rerun_commands
         from rayfed.store import exits
 
         limits = {
@@ -181,7 +181,7 @@ def recommend(
         results = load(run)
         costs = None if cheapest is None else (choice.check_cost(cheapest),)
         found = choice.recommend(results.settings(), bounds, costs)
-        _print(found, rerun_commands(results, found.chosen))
+        _print(found, rerun_commands(results.url, results.scenario, found.chosen))
         if not exits.over(results.status):
             state = results.status.get("state") or "not started"
             print(f"note: {run} is not finished ({state}); only its finished trials are compared")
@@ -190,7 +190,7 @@ def recommend(
 
 
 def _print(found: Recommendation, commands: dict[str, str]) -> None:
-    from rayfed.report import recommendation
+    from rayfed.report.text import recommendation
 
     page = console()
     page.print(Text(recommendation.answer(found)), soft_wrap=True)
@@ -226,8 +226,8 @@ def compare(
         from rayfed.evidence import compare as comparison
         from rayfed.report.text.compare import value_text, warnings_text
         from rayfed.report.text.paired import paired_grid
+        from rayfed.report.text.sweeps import sweep_verdicts
         from rayfed.report.text.tables import grid
-        from rayfed.report.words import sweep_verdicts
 
         found = comparison.compare([load(run) for run in runs], against)
         page = console()

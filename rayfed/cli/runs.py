@@ -278,7 +278,7 @@ def validate(scenario: ScenarioFile, changes: Set = None, debug: Debug = False) 
         from rayfed.engine.foreseen import unreachable, unused_code
         from rayfed.engine.inputs import prepare
         from rayfed.engine.small_batches import check_batches
-        from rayfed.report.terminal_run import guarantee_lines
+        from rayfed.report.text.guarantees import guarantee_lines
         from rayfed.scenario.trials import planned
 
         inputs = prepare(loaded)

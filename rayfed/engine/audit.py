@@ -27,7 +27,7 @@ from rayfed.engine.progress import AuditProgress, Progress
 from rayfed.engine.tables import RoundTables
 from rayfed.errors import UserError
 from rayfed.memory import give_back_cache
-from rayfed.report.provenance import initial_weights
+from rayfed.report.text.weights import initial_weights
 from rayfed.scenario import resolve
 from rayfed.scenario.components import named
 from rayfed.scenario.problems import Problem, component_problems

@@ -40,8 +40,8 @@ from rayfed.engine.rounds import Round
 from rayfed.engine.small_batches import check_batches
 from rayfed.engine.tables import RoundTables
 from rayfed.errors import RunError, ScenarioError
-from rayfed.report.provenance import initial_weights
-from rayfed.report.terminal_run import guarantee_lines
+from rayfed.report.text.guarantees import guarantee_lines
+from rayfed.report.text.weights import initial_weights
 from rayfed.scenario import Scenario
 from rayfed.store import checkpoint, exits, run_key
 from rayfed.store.folder import SCENARIO, RunFolder

@@ -76,6 +76,11 @@ def attack_knowledge(scenario: Row, attack: str) -> set[str]:
     return set()
 
 
+def is_secure(scenario: Row) -> bool:
+    """Return whether every run of a scenario samples fresh noise and keys, independent of the seed."""
+    return bool((scenario.get("privacy") or {}).get("secure"))
+
+
 def is_undefended(scenario: Row, arm: str) -> bool:
     """Return whether an arm has no defence and no protection, including the federation's protection."""
     spec, federation = arm_spec(scenario, arm), scenario.get("federation") or {}

@@ -298,6 +298,12 @@ def strongest(settings: Sequence[Setting], measure: str) -> list[Setting]:
     return found
 
 
+def worst_verdict(settings: Sequence[Setting]) -> State | None:
+    """Return the worst verdict over the attacks and repeats of some settings; None if no attack was run."""
+    verdicts = {row.get("verdict") for one in settings if one.attack for row in one.rows}
+    return next((state for state in State if state in verdicts), None)
+
+
 def by_values(settings: Sequence[Setting]) -> list[list[Setting]]:
     """Group the settings that differ only in the attack."""
     groups: dict[tuple[str, str, str], list[Setting]] = {}

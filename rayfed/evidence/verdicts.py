@@ -55,23 +55,6 @@ class Verdict:
         return self.state not in (State.NOT_MEASURED, State.INCONCLUSIVE)
 
     @property
-    def labels_beyond(self) -> bool:
-        """Return whether labels or targets were recovered beyond the baseline."""
-        labels = (each.labels for each in self.findings if each.labels)
-        return self.targets_beyond or any(each.beyond for each in labels)
-
-    @property
-    def labels_by_chance(self) -> bool:
-        """Return whether all labels recovered beyond the baseline may be due to chance."""
-        beyond = [one.labels for one in self.findings if one.labels and one.labels.beyond]
-        return bool(beyond) and all(one.by_chance for one in beyond) and not self.targets_beyond
-
-    @property
-    def targets_beyond(self) -> bool:
-        """Return whether targets were recovered with a smaller error than by guessing the median."""
-        return any(one.targets_beyond for one in self.findings)
-
-    @property
     def reasons(self) -> frozenset[Reason]:
         """Return the reasons of the findings whose results do not decide."""
         return frozenset(one.reason for one in self.findings if one.reason)

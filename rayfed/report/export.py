@@ -16,7 +16,7 @@ from rayfed.errors import UserError, nearest
 from rayfed.evidence.paired import paired_table
 from rayfed.evidence.rows import Row
 from rayfed.privacy.printing import at_least, at_most
-from rayfed.report.caption import label, played
+from rayfed.report.text.captions import label, played
 from rayfed.report.text.figures import OUTDONE, PARTLY, UNPROVEN, USELESS
 from rayfed.report.text.formats import NONE
 from rayfed.report.text.marks import FAILED

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from importlib.resources import files
@@ -17,50 +18,120 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 from plotly.offline import get_plotlyjs
 
-from rayfed.evidence.arms import component_text
-from rayfed.evidence.attack_results import AttackInput, attack_input
 from rayfed.evidence.criteria import Criterion
 from rayfed.evidence.rows import Row, labels_given
-from rayfed.metrics.images import PSNR_CEILING
 from rayfed.metrics.measures import JUDGED, MEASURES
 from rayfed.report import svg
-from rayfed.report.text.attacks import attack_input_text
+from rayfed.report.explorer import Explorer
+from rayfed.report.passages import Passage
+from rayfed.report.pictures import Pair, Strip
+from rayfed.report.samples import Samples
 from rayfed.report.text.formats import FILTERS
-from rayfed.report.text.proved_bounds import measure_text
 from rayfed.report.text.reasons import judgement_text
-from rayfed.report.text.verdicts import badge_text
+from rayfed.report.text.summary import SummaryEntry
+from rayfed.report.text.tables import Grid
 from rayfed.store.exits import advice
 from rayfed.store.folder import REPORT, RunFolder
 from rayfed.version import __version__
 
 _BACKTICKS = compile("`([^`]+)`")
-UNFOLDED = 12
-"""Maximum number of pairs of arm and attack for which the charts are not folded."""
 
 
-def write_page(folder: RunFolder, template: str, contents: Mapping[str, Any], plotting: bool) -> str:
-    """Render a template to `report.html` and return the path or URL; `plotting` includes Plotly in the page.
+@dataclass(frozen=True)
+class Failure:
+    """Error of a run or sweep that did not finish."""
+
+    title: str
+    error: str
+    advice: str
+    """Next step."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Section with the most important facts."""
+
+    warnings: Sequence[str]
+    entries: Sequence[SummaryEntry]
+    pair: Pair | None
+    """Images of the best reconstruction."""
+    passage: Passage | None = None
+    """Words of the best reconstruction."""
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Section with samples and their reconstructions."""
+
+    samples: Samples
+    note: str
+    classes: Mapping[int, str]
+    """Names of classes by label."""
+    pairs: Sequence[Pair]
+    strips: Sequence[Strip]
+    passages: Sequence[Passage] = ()
+    empty: str = ""
+    """Text instead of a gallery of texts or records on the page of a sweep."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """Contents of the page of a run or sweep."""
+
+    name: str
+    state: str
+    badge: str
+    """CSS class of the state."""
+    lead: str
+    sections: Sequence[tuple[str, str]]
+    """Links to sections: (id, title)."""
+    failure: Failure | None
+    arms: Sequence[str]
+    """Names of all arms, in the order of their colours."""
+    noun: str
+    """Noun for a sample: image, text or record."""
+    criterion: Criterion
+    summary: Summary
+    explorer: Explorer
+    paired: Grid | None
+    """Differences on the same victims or seeds."""
+    gallery: Gallery
+    environment: Sequence[tuple[str, str]]
+    scenario: str
+    secure: bool
+    """Whether noise and keys are independent of the seed."""
+
+
+def write_page(folder: RunFolder, template: str, page: Page, redacted: bool) -> str:
+    """Render a template to `report.html` and return the path or URL; Plotly is included if the page has a plot.
 
     Raises `RunError` if the page cannot be written.
     """
-    scripts = [*([_plotly()] if plotting else []), _own_script()]
-    shared = {
+    scripts = [_plotly()] if page.explorer.x is not None else []
+    scripts.append(_own_script())
+    contents = {
+        "page": page,
+        "redacted": redacted,
         "version": __version__,
-        "folder": "RUN" if contents["redacted"] else folder.url,
+        "folder": "RUN" if redacted else folder.url,
         "scripts": scripts,
         "policy": policy(scripts),
         "series": svg.SERIES,
         "dash": svg.dash,
-        "classes": svg.CLASSES,
-        "ceiling": PSNR_CEILING,
-        "unfolded": UNFOLDED,
         "labels_given": labels_given,
-        "advice": advice,
         "gallery_metrics": [metric for metric in JUDGED if metric.success == "curve"],
         "measure_titles": {name: measure.title for name, measure in MEASURES.items()},
     }
-    folder.write_text(REPORT, environment().get_template(template).render({**shared, **contents}))
+    folder.write_text(REPORT, environment().get_template(template).render(contents))
     return f"{folder.url}/{REPORT}"
+
+
+def make_failure(status: Mapping[str, Any], kind: str | None, url: str, title: str) -> Failure | None:
+    """Return the error of a run or sweep at `url`; None if it has none and was not killed."""
+    state = status.get("state", "unknown")
+    if not status.get("error") and state != "killed":
+        return None
+    return Failure(title, status.get("error") or "", advice(state, kind, url))
 
 
 def policy(scripts: Sequence[str]) -> str:
@@ -98,20 +169,13 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= FILTERS | {"code": code, "judged": _judged, "input": _input, "component": component_text}
-    environment.filters["badge"] = badge_text
-    environment.filters["bounded_measure"] = measure_text
+    environment.filters |= FILTERS | {"code": code, "judged": _judged}
     return environment
 
 
 def _judged(row: Row, criterion: Criterion) -> str:
     """Return whether a row of `attacks` is a leak, or why it is not."""
     return judgement_text(criterion, criterion.judge(row))
-
-
-def _input(attacked: AttackInput | Row) -> str:
-    """Return the input of an attack, or of the attack in a row of `attacks`."""
-    return attack_input_text(attacked if isinstance(attacked, AttackInput) else attack_input([attacked]))
 
 
 def code(text: str) -> Markup:

@@ -21,15 +21,13 @@ from matplotlib.lines import Line2D
 from rayfed.analysis.loading import Results, Run
 from rayfed.errors import UserError
 from rayfed.evidence.arms import arm_names
-from rayfed.evidence.attack_results import summarise_leakage
-from rayfed.evidence.label_mix import compute_label_mix
 from rayfed.evidence.proved_bounds import compare_bounds, nontrivial_comparisons
-from rayfed.evidence.training import summarise_arms
-from rayfed.metrics.known import METRICS
 from rayfed.metrics.measures import MEASURES
+from rayfed.report import plots
 from rayfed.report.explorer import PREFERRED, explore
 from rayfed.report.export import as_csv
-from rayfed.report.run import charts, votes
+from rayfed.report.run_data import RunData
+from rayfed.report.run_training import training_charts, vote_charts
 from rayfed.report.success_plots import success_rates
 from rayfed.report.svg import CLASSES, MARKERS, SERIES, STYLE, Chart, clean, side_by_side
 from rayfed.report.sweep_plots import curves
@@ -88,22 +86,19 @@ def write_figures(results: Results, out: str) -> list[str]:
 
 def run_charts(run: Run) -> list[Chart]:
     """Return the charts of a run for a paper; the trade-off has intervals over the attacked clients."""
-    scenario, folder = run.scenario, run.folder
-    rounds, attacks, inferences, clients, proved = (
-        folder.read_table(name).to_pylist() for name in ("rounds", "attacks", "inferences", "clients", "proved")
-    )
-    names = arm_names(scenario, rounds, attacks, inferences)
-    asked = (scenario.get("metrics") or {}).get("success") or {}
-    thresholds = {metric: least for metric, least in asked.items() if metric in METRICS}
-    arms, leaks = summarise_arms(names, scenario, rounds, clients), summarise_leakage(attacks, names, thresholds)
-    success, mix = success_rates(attacks, names, thresholds), compute_label_mix(folder.read_table("partition"))
-    compared = nontrivial_comparisons(compare_bounds(proved, attacks, inferences))
+    data = RunData(run.folder)
+    success = success_rates(data.attacks, data.names, data.thresholds)
+    compared = nontrivial_comparisons(compare_bounds(data.proved, data.attacks, data.inferences))
     found = [
-        trade_off(explore(run.with_intervals()), names),
+        trade_off(explore(run.with_intervals()), data.names),
         success.chart if success else None,
-        *charts(rounds, attacks, arms, leaks, mix, proved, compared).values(),
-        *(chart for vote in votes(folder) for chart in (vote.weights, vote.scores)),
+        *training_charts(data.rounds, data.arms),
+        plots.every_image(data.attacks, data.leaks, data.arms),
+        plots.label_bars(data.mix) if data.mix else None,
+        plots.proved(data.proved, compared),
     ]
+    for vote in vote_charts(data):
+        found += [vote.weights, vote.scores]
     return [chart for chart in found if chart]
 
 

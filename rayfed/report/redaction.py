@@ -21,8 +21,9 @@ from rayfed.analysis.sweep_folder import OUTCOMES_FILE, SweepFolder
 from rayfed.documents import dump_yaml
 from rayfed.evidence.verdicts import VERDICTS, read_evidence
 from rayfed.report.run import write_report
-from rayfed.report.share import LEFT_OUT, rewritten, sharing
+from rayfed.report.share import rewritten, sharing
 from rayfed.report.sweep import write_sweep_report
+from rayfed.report.text.formats import LEFT_OUT
 from rayfed.scenario.editors import json_schema
 from rayfed.store.finding import Finding
 from rayfed.store.folder import REPORT, SCENARIO, RunFolder

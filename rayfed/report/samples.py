@@ -15,13 +15,13 @@ from PIL import Image
 
 from rayfed.analysis.sweep_folder import TRIALS, SweepFolder, is_sweep
 from rayfed.data.sets import is_public
+from rayfed.report.text.samples import IN_FOLDER, samples_warning
 from rayfed.store.folder import RunFolder
 
 FIELDS = 4
 """Pixels along the longer side of a blurred image."""
 HIDDEN = "▪▪▪"
 """Text that replaces a word or column of a blurred sample."""
-_KEPT = "The tables images, texts and snapshots in the same folder always have the full samples."
 
 
 @dataclass(frozen=True)
@@ -64,19 +64,12 @@ class Samples:
         """Return a warning about clients' samples on the page; None if no warning is needed."""
         if self.public or not self.any:
             return None
-        shown = {
-            "reconstructed": "reconstructions of clients' samples",
-            "blurred": "blurred samples of clients and their reconstructions",
-        }.get(self.mode, "samples of clients and their reconstructions")
-        return (
-            f"The page has {shown}, and the data are not known to be public. A successful reconstruction shows the "
-            "client's sample. Before you pass the page on, make one without samples: rayfed report RUN --redact."
-        )
+        return samples_warning(self.mode, "report")
 
     @property
     def warning_of_folder(self) -> str | None:
         """Return a warning about clients' samples on the page and in the folder's tables; None for public samples."""
-        return None if self.public else " ".join(filter(None, (self.warning, _KEPT)))
+        return None if self.public else " ".join(filter(None, (self.warning, IN_FOLDER)))
 
 
 def shown(scenarios: Iterable[Mapping[str, Any]]) -> Samples:

@@ -23,6 +23,7 @@ from rayfed.errors import RunError, UserError
 from rayfed.evidence.rows import Row
 from rayfed.evidence.verdicts import VERDICTS, write_verdicts
 from rayfed.reasons import Reason
+from rayfed.report.text.formats import LEFT_OUT
 from rayfed.report.text.reasons import REASONS
 from rayfed.store import client_states
 from rayfed.store.folder import SCENARIO, RunFolder, table_of
@@ -31,8 +32,6 @@ from rayfed.store.schemas import TABLES, UNPLAYED, WANT_OF_TIME
 
 SAMPLES = ("images", "texts", "snapshots")
 """Tables with samples of victims or their reconstructions."""
-LEFT_OUT = "left out of this copy"
-"""Text that replaces the message of an error."""
 _RAISED = re.compile(r"(raised \w+): .*( \([^()]*, line \d+\))", re.DOTALL)
 """Status of a client that raised an exception: type, message and place."""
 

@@ -17,41 +17,40 @@ from hashlib import sha256
 from typing import Any
 
 from rayfed import registry
-from rayfed.evidence.arms import arm_names, component_text
+from rayfed.evidence.arms import component_text
 from rayfed.evidence.attack_results import (
     InferenceResult,
     Leakage,
     attack_input,
-    summarise_inferences,
-    summarise_leakage,
 )
-from rayfed.evidence.label_mix import compute_label_mix
-from rayfed.evidence.membership import Identification
 from rayfed.evidence.proved_bounds import attacks_without_bound, closest_comparisons, compare_bounds
 from rayfed.evidence.rows import Row, knowledge_in
-from rayfed.evidence.training import ArmSummary, summarise_arms
-from rayfed.evidence.verdicts import RunEvidence, closest, read_evidence
+from rayfed.evidence.verdicts import closest
 from rayfed.metrics import roc
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.top import TOP, chance
 from rayfed.privacy.printing import share_at_most
 from rayfed.privacy.tradeoff import PRIORS
 from rayfed.reasons import Reason
-from rayfed.report import results_text, words
 from rayfed.report.about import FILE as ABOUT
 from rayfed.report.about import QUESTIONS
 from rayfed.report.page import flat, optional_document
 from rayfed.report.pictures import key
-from rayfed.report.provenance import attacked_weights
-from rayfed.report.samples import Samples, shown
+from rayfed.report.run_data import RunData
+from rayfed.report.samples import Samples
 from rayfed.report.text.attacks import attack_input_text
 from rayfed.report.text.findings import PARTS
 from rayfed.report.text.formats import NONE, duration, near, points, share, size
-from rayfed.report.text.membership import auc_text, unknown_rates_text
-from rayfed.report.text.proved_bounds import comparison_text
-from rayfed.report.text.reasons import REASONS, attack_text, doubt_text, no_results_text, not_run_text
+from rayfed.report.text.guarantees import guarantee_sentences
+from rayfed.report.text.leakage import LIMITS, reasons_text
+from rayfed.report.text.membership import AUC_LEGEND, IDENTIFICATIONS, auc_text, unknown_rates_text
+from rayfed.report.text.proved_bounds import comparison_text, uncovered_text
+from rayfed.report.text.reasons import REASONS, attack_text
+from rayfed.report.text.samples import samples_warning
+from rayfed.report.text.summary import best_reconstruction
+from rayfed.report.text.verdict_table import VerdictTable, verdict_table
 from rayfed.report.text.verdicts import guess
-from rayfed.report.verdict_table import VerdictTable, verdict_table
+from rayfed.report.text.weights import attacked_weights
 from rayfed.store import exits
 from rayfed.store.finding import Finding, State
 from rayfed.store.folder import SCENARIO, RunFolder
@@ -65,17 +64,13 @@ NOT_ADVICE = (
 _EXTRACTION = "EDPB Opinion 28/2024: likelihood of extracting personal data"
 _QUERIES = "EDPB Opinion 28/2024: likelihood of obtaining personal data by queries"
 _MEANS = "EDPB Opinion 28/2024: all the means reasonably likely to be used"
+_NO_RECONSTRUCTION = f"NOT MEASURED: {REASONS[Reason.NO_RECONSTRUCTION_ATTACK]}."
 _BOUNDS = (
     "Upper bounds, whatever the attack. Reconstruction robustness (ReRo): an attacker guesses a secret of a unit with "
     "this prior probability before training, and succeeds with at most the probability in the table after training. "
     "Membership inference: true positive rate (TPR) at a false positive rate (FPR), and their maximum difference."
 )
 """Legend of `bounds_table`."""
-_IDENTIFICATION = {
-    Identification.NOT_IDENTIFIED: "members not distinguished",
-    Identification.ALSO_BY_CONTROL: "members distinguished, but also by the control",
-    Identification.IDENTIFIED: "MEMBERS DISTINGUISHED",
-}
 _PLACES = ("command", "search_path", "earlier", "hashes")
 """Entries of environment.json with paths of the machine, or that another section shows."""
 
@@ -126,17 +121,16 @@ class Statement:
     @property
     def title(self) -> str:
         """Return the title of the statement: the name of the scenario."""
-        return str(self._scenario.get("name", "run"))
+        return str(self._data.scenario.get("name", "run"))
 
     @property
     def lead(self) -> list[str]:
         """Return the paragraphs before the sections."""
-        status = exits.status(self.folder)
         started = optional_document(self.original, ENVIRONMENT).get("started")
         played = f"Run started: {started}. " if started else ""
-        over, state = "", status.get("state", "unknown")
+        over, state = "", self._data.state
         if state != "finished":
-            how = "was stopped after its last round" if self._finished else "did not finish"
+            how = "was stopped after its last round" if exits.over(self._data.status) else "did not finish"
             over = f"The run {how} ({state}). "
         left_out = "This version leaves out samples, labels, messages and file names. " if self.redacted else ""
         return [f"{played}{over}{left_out}{NOT_ADVICE}", *filter(None, [self._warning])]
@@ -159,87 +153,42 @@ class Statement:
         ]
 
     @cached_property
-    def _scenario(self) -> dict[str, Any]:
-        return self.folder.scenario()
-
-    @cached_property
-    def _attacks(self) -> list[Row]:
-        return self._rows("attacks")
-
-    @cached_property
-    def _inferences(self) -> list[Row]:
-        return self._rows("inferences")
-
-    @cached_property
-    def _privacy(self) -> list[Row]:
-        return self._rows("privacy")
-
-    def _rows(self, table: str) -> list[Row]:
-        found: list[Row] = self.folder.read_table(table).to_pylist()
-        return found
-
-    @cached_property
-    def _finished(self) -> bool:
-        return exits.over(exits.status(self.folder))
-
-    @cached_property
-    def _arms(self) -> list[ArmSummary]:
-        rounds, clients = self._rows("rounds"), self._rows("clients")
-        names = arm_names(self._scenario, rounds, self._attacks, self._inferences)
-        return summarise_arms(names, self._scenario, rounds, clients)
-
-    @cached_property
-    def _leaks(self) -> list[Leakage]:
-        return summarise_leakage(self._attacks, [arm.name for arm in self._arms], {})
-
-    @cached_property
-    def _claims(self) -> list[InferenceResult]:
-        return summarise_inferences(self._inferences, [arm.name for arm in self._arms])
-
-    @cached_property
-    def _evidence(self) -> RunEvidence:
-        return read_evidence(self.folder)
+    def _data(self) -> RunData:
+        return RunData(self.folder)
 
     @cached_property
     def _specs(self) -> dict[str, Mapping[str, Any]]:
         """The scenario's entry for each attack, by its title."""
-        written = ({"name": one} if isinstance(one, str) else one for one in self._scenario.get("attacks") or [])
+        written = ({"name": one} if isinstance(one, str) else one for one in self._data.scenario.get("attacks") or [])
         return {str(one.get("label") or one["name"]): one for one in written}
 
     @cached_property
     def _samples(self) -> Samples:
-        return Samples("none", public=False) if self.redacted else shown([self._scenario])
+        return Samples("none", public=False) if self.redacted else self._data.samples
 
     @property
     def _warning(self) -> str | None:
         if self._samples.warning is None or not any(isinstance(block, Picture) for block in self._worst):
             return None
-        return (
-            "This statement shows a sample of a client or its reconstruction, and the data are not known to be public. "
-            "Before you pass it on, make a version without samples: rayfed statement RUN --redact."
-        )
+        return samples_warning(self._samples.mode, "statement")
 
     @cached_property
     def _table(self) -> VerdictTable:
-        weights = attacked_weights(self._scenario, exits.status(self.folder), self._attacks)
-        return verdict_table(self._evidence, self._arms, self._privacy, weights)
+        data = self._data
+        return verdict_table(data.evidence, data.arms, data.privacy, data.weights)
 
     @property
     def _verdict(self) -> list[Block]:
-        if not self._evidence.verdicts:
+        if not self._data.evidence.verdicts:
             return ["NOT MEASURED: no attack was run."]
-        table, criterion = self._table, self._evidence.criterion
-        leak = (
-            f"A leak is a reconstruction that reaches {criterion.written(criterion.threshold)}, beats the baseline and "
-            f"is closer to its original than to any other {criterion.noun}."
-        )
+        table = self._table
         blocks: list[Block] = [
             table.title,
             Table(["Arm", *table.headings], [[row.arm, *row.cells] for row in table.rows]),
             list(table.reasons),
             " ".join(table.legend),
-            f"{leak} {guess(self._scenario, self._attacks)}" if self._attacks else "",
-            "The verdicts hold for these attacks, their knowledge and budget. They do not show that an arm is safe.",
+            guess(self._data.scenario, self._data.attacks) if self._data.attacks else "",
+            LIMITS,
         ]
         return [block for block in blocks if block]
 
@@ -253,15 +202,15 @@ class Statement:
         return [told, "Settings of the run, from its scenario:", Table(["Part", "Setting"], list(self._played()))]
 
     def _played(self) -> Iterator[tuple[str, str]]:
-        scenario = self._scenario
+        scenario = self._data.scenario
         data, model, training = (_named(scenario.get(part)) for part in ("data", "model", "training"))
-        mix = compute_label_mix(self.folder.read_table("partition"))
+        mix = self._data.mix
         split = f", {mix.counts.sum():,} samples at {len(mix.clients)} clients" if mix else ""
         yield "Data", f"{data['name'] or 'digits'}{split}"
         yield "Model", f"{model['name'] or 'not named'}, loss {_named(scenario.get('loss'))['name'] or 'cross_entropy'}"
-        yield "Weights", attacked_weights(scenario, exits.status(self.folder), self._every)
-        if rounds := max((arm.rounds for arm in self._arms), default=0):
-            planned = exits.status(self.folder).get("rounds")
+        yield "Weights", attacked_weights(scenario, self._data.status, self._every)
+        if rounds := max((arm.rounds for arm in self._data.arms), default=0):
+            planned = self._data.status.get("rounds")
             settings = ", ".join(
                 f"{name.replace('_', ' ')} {training[name]}"
                 for name in ("algorithm", "epochs", "steps", "batch_size", "lr", "momentum")
@@ -275,11 +224,11 @@ class Statement:
 
     @property
     def _every(self) -> list[Row]:
-        return [*self._attacks, *self._inferences]
+        return [*self._data.attacks, *self._data.inferences]
 
     @property
     def _necessity(self) -> list[Block]:
-        if not any(arm.rounds for arm in self._arms):
+        if not self._data.trained:
             return [self._told("necessity"), "Nothing was trained, so the cost of the measures was not measured."]
         rows = [
             [
@@ -289,12 +238,12 @@ class Statement:
                 duration(arm.actor_seconds.mean if arm.actor_seconds else None),
                 size(arm.bytes_up / arm.rounds if arm.rounds and arm.bytes_up else None),
             ]
-            for arm in self._arms
+            for arm in self._data.arms
         ]
-        change = f"Change from {self._arms[0].name}"
+        change = f"Change from {self._data.arms[0].name}"
         headings = ["Arm", "Test accuracy", change, "Training time per round", "Upload per round"]
         blocks: list[Block] = [self._told("necessity"), Table(headings, rows)]
-        if len(self._arms) > 1:
+        if len(self._data.arms) > 1:
             blocks.append("Each arm was trained once. Repeat the run to separate differences from chance.")
         return blocks
 
@@ -353,10 +302,10 @@ class Statement:
     @property
     def _budgets(self) -> Block:
         grouped: dict[str, list[Leakage]] = {}
-        for leak in self._leaks:
+        for leak in self._data.leaks:
             grouped.setdefault(self._component(leak.attack), []).append(leak)
         rows = [self._budget(name, leaks) for name, leaks in grouped.items()]
-        for claim in self._claims:
+        for claim in self._data.claims:
             row = [self._component(claim.attack), self._version, "–", "–", "–"]
             if row not in rows:
                 rows.append(row)
@@ -378,15 +327,15 @@ class Statement:
 
     @property
     def _recovered(self) -> list[Block]:
-        rows = [self._rate(finding) for finding in self._evidence.findings]
-        noun = self._evidence.criterion.noun
+        rows = [self._rate(finding) for finding in self._data.evidence.findings]
+        noun = self._data.evidence.criterion.noun
         if not rows:
-            return ["NOT MEASURED: no attack that reconstructs samples was run."]
+            return [_NO_RECONSTRUCTION]
         headings = ["Arm", "Batch size", f"{noun.capitalize()}s reconstructed", "Rate", "95 % interval", "Attack"]
         recognised = [
             f"{leak.arm}, {leak.attack}, {METRICS[name].title}: {self._exact(leak, name)}, chance "
             f"{share(chance(name, leak.people))}{self._no_evidence(leak.arm)}"
-            for leak in self._leaks
+            for leak in self._data.leaks
             for name in TOP
             if leak.scores[name] and leak.people
         ]
@@ -408,7 +357,7 @@ class Statement:
             return [
                 *cells,
                 read,
-                f"{share(part.recovered)} of the {PARTS[self._evidence.criterion.modality]}",
+                f"{share(part.recovered)} of the {PARTS[self._data.evidence.criterion.modality]}",
                 "–",
                 attack_text(finding.part_by),
             ]
@@ -419,8 +368,8 @@ class Statement:
 
     def _no_evidence(self, arm: str) -> str:
         """Return a warning that a low figure is no evidence, if the arm is inconclusive or not measured."""
-        states = [verdict.state for verdict in self._evidence.verdicts if verdict.arm == arm and not verdict.answered]
-        return "".join(f" (no evidence of protection: {arm} is {state})" for state in states)
+        verdict = next(one for one in self._data.evidence.verdicts if one.arm == arm)
+        return "" if verdict.answered else f" (no evidence of protection: {arm} is {verdict.state})"
 
     def _exact(self, leak: Leakage, name: str) -> str:
         spread = leak.scores[name]
@@ -432,13 +381,13 @@ class Statement:
     @cached_property
     def _worst(self) -> list[Block]:
         """The best reconstruction: a sentence, the sample if samples are shown, and its hashes."""
-        criterion = self._evidence.criterion
-        row = closest(self._attacks, criterion)
+        criterion = self._data.evidence.criterion
+        row = closest(self._data.attacks, criterion)
         if row is None:
             return ["NOT MEASURED: no attack returned a reconstruction with a score."]
-        mix = compute_label_mix(self.folder.read_table("partition"))
+        mix = self._data.mix
         classes = mix.classes if mix and self._samples.truth else None
-        said = words.closest_sample(row, criterion, f"under arm {row['arm']}", classes)
+        said = best_reconstruction(row, criterion, f"under arm {row['arm']}", classes)
         blocks: list[Block] = [f"{one.heading}: {' '.join(one.lines)}" for one in said]
         return [*blocks, *self._shown(row)]
 
@@ -471,54 +420,49 @@ class Statement:
             "accuracy": "attribute or property inference",
             "class_share": "model inversion by a generator (samples of a class)",
         }
-        rows = [row for claim in self._claims for row in _inference_rows(claim)]
-        measured = {claim.metric for claim in self._claims if claim.value}
+        rows = [row for claim in self._data.claims for row in _inference_rows(claim)]
+        measured = {claim.metric for claim in self._data.claims if claim.value}
         unmeasured = [f"NOT MEASURED: {what}" for metric, what in missing.items() if metric not in measured]
         unmeasured.append(
             "NOT MEASURED: queries to the finished model (regurgitation, exfiltration, inversion of its outputs). "
             "rayfed attacks the exchange of a training. A model that is published or queried needs its own tests."
         )
-        few = dict.fromkeys(said for claim in self._claims if claim.roc for said in unknown_rates_text(claim.roc))
+        few = dict.fromkeys(said for claim in self._data.claims if claim.roc for said in unknown_rates_text(claim.roc))
         headings = ["Arm", "Attack", "Measure", "Value (95 % interval)", "Chance", "Control", "Result"]
-        blocks: list[Block] = [Table(headings, rows), results_text.AUC] if rows else []
+        blocks: list[Block] = [Table(headings, rows), AUC_LEGEND] if rows else []
         return [*blocks, [*few, *unmeasured]]
 
     @property
     def _measures(self) -> list[Block]:
-        arms = [[arm.name, " → ".join(map(component_text, arm.components)) or "none"] for arm in self._arms]
+        arms = [[arm.name, " → ".join(map(component_text, arm.components)) or "none"] for arm in self._data.arms]
         blocks: list[Block] = [self._told("measures"), Table(["Arm", "Defences"], arms)]
-        proved, attacks, inferences = self._rows("proved"), self._attacks, self._inferences
-        if not self._privacy:
-            trained = any(arm.rounds for arm in self._arms)
-            why = "no defence has a privacy account" if trained else "nothing was trained"
-            blocks.append(f"No proved bound: {why}.")
-        none = [f"{row['arm']}: {row['note']}" for row in self._privacy if row["note"] and not row["defence"]]
-        held = words.guarantees(self._privacy, words.secure(self._scenario)).lines if self._privacy else []
+        proved, attacks, inferences = self._data.proved, self._data.attacks, self._data.inferences
+        images = self._data.evidence.criterion.modality == "pixels"
+        trained = self._data.trained
+        blocks.append(guarantee_sentences(self._data.privacy, self._data.secure, images, trained))
+        none = [f"{row['arm']}: {row['note']}" for row in self._data.privacy if row["note"] and not row["defence"]]
+        if none:
+            blocks.append(none)
         beside = [comparison_text(one) for one in closest_comparisons(compare_bounds(proved, attacks, inferences))]
-        over = [
-            f"{attack} on {arm}" for arm, attack in attacks_without_bound(self._privacy, proved, attacks, inferences)
-        ]
-        blocks += [block for block in (held, none) if block]
-        if bounds := bounds_table(self._privacy):
+        uncovered = uncovered_text(attacks_without_bound(self._data.privacy, proved, attacks, inferences))
+        if bounds := bounds_table(self._data.privacy):
             blocks += [bounds, _BOUNDS]
         if beside:
             blocks += ["Measurements closest to their proved bounds:", beside]
-        if over:
-            blocks.append(f"No epsilon covers the observations of {', '.join(over)}.")
-        return blocks
+        return [*blocks, uncovered] if uncovered else blocks
 
     @property
     def _unmeasured(self) -> Block:
         found = []
-        for cell in self._evidence.findings:
+        for cell in self._data.evidence.findings:
             if cell.state in (State.NOT_MEASURED, State.INCONCLUSIVE, State.NOTHING_TO_ATTACK) or cell.not_run:
-                reasons = [doubt_text(cell.doubt)] if cell.doubt else []
-                reasons += [f"no time for {', '.join(map(not_run_text, cell.not_run))}"] if cell.not_run else []
-                reasons += no_results_text(cell)
-                why = "; ".join(reasons) or REASONS[Reason.NOTHING_LEAKS_UNDEFENDED]
+                reasons = reasons_text(cell, self._data.evidence.criterion)
+                if not (cell.doubt or cell.not_run or cell.no_results or cell.unfinished):
+                    reasons.insert(0, REASONS[Reason.NOTHING_LEAKS_UNDEFENDED])
+                why = "; ".join(reasons)
                 found.append(f"{cell.arm}, batch size {cell.batch}: {cell.state}: {why}")
         silent: dict[tuple[str, str, str], dict[str, int]] = {}
-        guesses: list[Leakage | InferenceResult] = [*self._leaks, *self._claims]
+        guesses: list[Leakage | InferenceResult] = [*self._data.leaks, *self._data.claims]
         for one in guesses:
             for (status, message), count in one.failures.items():
                 arms = silent.setdefault((self._component(one.attack), status, message), {})
@@ -526,9 +470,9 @@ class Statement:
         for (attack, status, message), arms in silent.items():
             where = ", ".join(f"{arm} ({count})" for arm, count in arms.items())
             found.append(f"{attack}: {status} on updates of {where}" + (f": {message}" if message else ""))
-        if not self._attacks:
-            found.append("reconstruction: no attack that reconstructs samples was run")
-        seed = self._scenario.get("seed")
+        if not self._data.attacks:
+            found.append(f"reconstruction: {REASONS[Reason.NO_RECONSTRUCTION_ATTACK]}")
+        seed = self._data.scenario.get("seed")
         found.append(f"seeds other than {seed}: one run does not show the spread over seeds")
         found.append("other clients, rounds and data")
         return list(dict.fromkeys(found))
@@ -609,7 +553,7 @@ def _inference_rows(claim: InferenceResult) -> Iterator[list[str]]:
             auc_text(found.auc),
             "0.5",
             control,
-            _IDENTIFICATION[found.identification],
+            IDENTIFICATIONS[found.identification],
         ]
         for rate, tpr in found.true_positives.items():
             if tpr is not None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.errors import noting_errors
-from rayfed.evidence.arms import arm_names
+from rayfed.evidence.arms import arm_names, is_secure
 from rayfed.evidence.criteria import Criterion, noun_of
 from rayfed.evidence.knowledge_pairs import failed_attacks, mark_outdone
 from rayfed.evidence.label_mix import compute_label_mix
@@ -22,24 +22,27 @@ from rayfed.evidence.settings import Setting, settings
 from rayfed.evidence.spread import Spread, measure_spread
 from rayfed.evidence.verdicts import closest, criterion_of
 from rayfed.metrics.measures import MEASURES
-from rayfed.report import words
 from rayfed.report.explorer import PREFERRED, Explorer, explore
-from rayfed.report.page import flat, optional_document, write_page
+from rayfed.report.page import Gallery, Page, Summary, flat, make_failure, optional_document, write_page
 from rayfed.report.pictures import SHOWN, Pair, key, most_leaked, pictures, strips, within
-from rayfed.report.samples import Samples, of_sweep
-from rayfed.report.sweep_plots import curves
+from rayfed.report.samples import of_sweep
+from rayfed.report.sweep_plots import Curve, curves
 from rayfed.report.text.batch_sizes import label_grid
+from rayfed.report.text.cells import Cell, Column, PageTable
+from rayfed.report.text.formats import NONE, counted, duration, in_words, size
+from rayfed.report.text.guarantees import short_keys_text
 from rayfed.report.text.knowledge_pairs import failed_attack_text
+from rayfed.report.text.leakage import LIMITS, leak_text
 from rayfed.report.text.paired import paired_grid
+from rayfed.report.text.sweeps import sweep_summary, sweep_verdicts, unfinished_trials_text
+from rayfed.report.text.tables import Grid
 from rayfed.report.text.verdicts import guess
 from rayfed.store import exits
-from rayfed.store.folder import SCENARIO
+from rayfed.store.finding import State
+from rayfed.store.folder import SCENARIO, RunFolder
 
 IMAGES = 7_500_000
 """Maximum number of characters of images in a page; with Plotly (4.8 million), pages stay below 15 million."""
-
-
-_STATES = ("finished", "stopped", "failed")
 
 
 @dataclass(frozen=True)
@@ -54,21 +57,63 @@ class Nearest:
 
 
 @dataclass(frozen=True)
-class Cost:
-    """Costs of one arm over the trials of a sweep."""
+class Value:
+    """Value in a table that can be sorted, with its text."""
+
+    value: Any
+    text: str
+
+
+@dataclass(frozen=True)
+class TrialRow:
+    """Trial of a sweep under one attack."""
 
     arm: str
-    trials: int
-    training: Spread | None
-    attacking: Spread | None
-    up: Spread | None
-    down: Spread | None
+    trial: str
+    repeat: int
+    seed: int
+    status: str
+    fields: Sequence[Any]
+    """Values of the swept fields."""
+    attack: str
+    measures: Sequence[Value]
+    run: str
+    """Folder of the trial."""
+
+
+@dataclass(frozen=True)
+class TrialSection:
+    """Trials of a sweep."""
+
+    unfinished: PageTable | None
+    fields: Sequence[str]
+    """Headings of the swept fields."""
+    measures: Sequence[str]
+    """Headings of the measures."""
+    trials: Sequence[TrialRow]
+
+
+@dataclass(frozen=True)
+class SweepPage(Page):
+    """Contents of the page of a sweep."""
+
+    verdicts: Sequence[tuple[State, str]]
+    """Pairs (state, sentence)."""
+    unplayed: str
+    """Trials that are not finished."""
+    notes: Sequence[str]
+    """Attacks that failed, and the meaning of the verdicts."""
+    labels: Grid | None
+    """Labels recovered by batch size."""
+    curves: Sequence[Curve]
+    trials: TrialSection
+    costs: PageTable | None
 
 
 def write_sweep_report(sweep: SweepFolder, redacted: bool = False) -> str:
     """Write `report.html` of a sweep and return the path or URL of the page."""
-    contents = _contents(sweep) | {"redacted": redacted}
-    return write_page(sweep.files, "sweep_report.html.j2", contents, plotting=contents["explorer"].x is not None)
+    url = "RUN" if redacted else sweep.url
+    return write_page(sweep.files, "sweep_report.html.j2", make_page(sweep, url), redacted)
 
 
 def try_sweep_report(sweep: SweepFolder, note: Callable[[str], object]) -> str | None:
@@ -80,85 +125,147 @@ def try_sweep_report(sweep: SweepFolder, note: Callable[[str], object]) -> str |
     return page
 
 
-def _contents(sweep: SweepFolder) -> dict[str, Any]:
-    """Return the variables of the template."""
-    scenario, fields, rows = sweep.scenario, sweep.fields, sweep.outcomes().to_pylist()
-    unfinished = [row for row in rows if row["status"] != "finished"]
-    found = mark_outdone(settings(rows, fields, scenario=scenario), scenario)
+def make_page(sweep: SweepFolder, url: str) -> SweepPage:
+    """Return the contents of a sweep's page; `url` is the name of the sweep in commands."""
+    scenario, status, rows = sweep.scenario, exits.status(sweep.files), sweep.outcomes().to_pylist()
+    found = mark_outdone(settings(rows, sweep.fields, scenario=scenario), scenario)
     preferred = [name for name in scenario["sweep"].get("objectives") or PREFERRED if name in MEASURES]
-    explorer = explore(found, unfinished, fields, [*preferred, *PREFERRED])
-    arms = arm_names(scenario, rows)
-    samples = of_sweep(sweep)
-
-    @lru_cache(maxsize=8)  # requests for one trial follow each other
-    def attacks(run: str) -> list[Row]:
-        return list(sweep.trial(run).read_table("attacks").to_pylist())
-
-    nearest = _nearest(scenario, found, attacks)
-    criterion = criterion_of(scenario, [one.row for one in nearest])
-    told = _closest(nearest, criterion)
-    worst = told and pictures(sweep.trial(told.run), [told.row], samples).get(key(told.row))
-    drawn = _nearest(scenario, found, lambda run: [row for row in attacks(run) if not row.get("repeat")])
-    of_arms = [_closest([one for one in drawn if one.row["arm"] == arm], criterion) for arm in arms]
-    every = _pairs(sweep, explorer, samples, attacks, {(one.run, *key(one.row)) for one in of_arms if one})
-    on_the_way = strips(sweep.trial(told.run), samples, {key(told.row)}) if told else []
+    unfinished = [row for row in rows if row["status"] != "finished"]
+    explorer = explore(found, unfinished, sweep.fields, [*preferred, *PREFERRED])
+    axes = [name for name in (explorer.x, explorer.y) if name]
+    arms, noun = arm_names(scenario, rows), noun_of(rows)
     first = next((sweep.trial(row["run"]) for row in rows if row["run"]), sweep.files)
-    mix = compute_label_mix(first.read_table("partition"))
+    reader = _SampleReader(sweep, found, first)
+    criterion = criterion_of(scenario, [one.row for one in reader.nearest])
+    gallery, pair, worst = _make_gallery(reader, explorer, arms, criterion, noun)
+    lines = curves(found, axes, arms)
+    differences = compare_pairs(group_by_seed(found))
     machine = optional_document(sweep.files, "environment.json") or optional_document(first, "environment.json")
-    classes = mix.classes if mix else {}
+    warnings = short_keys_text(scenario, _key_lengths(rows, sweep.fields))
+    if gallery.samples.warning and (pair or gallery.strips or gallery.pairs):
+        warnings.append(gallery.samples.warning)
+    classes = gallery.classes if gallery.samples.truth else None
+    best = (worst.title, worst.row) if worst else None
+    state = status.get("state", "unknown")
+    return SweepPage(
+        name=str(scenario.get("name", sweep.files.name)),
+        state=state,
+        badge=state,
+        lead=_lead(rows, sweep.fields, arms),
+        sections=_sections(noun, bool(lines)),
+        failure=make_failure(status, "sweep", url, "The sweep did not finish"),
+        arms=arms,
+        noun=noun,
+        criterion=criterion,
+        summary=Summary(warnings, sweep_summary(found, best, criterion, classes, arms), pair),
+        explorer=explorer,
+        paired=paired_grid([one for one in differences if one.measure in axes]),
+        gallery=gallery,
+        environment=list(flat(machine)),
+        scenario=sweep.files.read_text(SCENARIO),
+        secure=is_secure(scenario),
+        verdicts=sweep_verdicts(found),
+        unplayed=unfinished_trials_text(status),
+        notes=[
+            *(failed_attack_text(one) for one in failed_attacks(found)),
+            f"{leak_text(criterion)} {guess(scenario, rows)} {LIMITS}",
+        ],
+        labels=label_grid(found),
+        curves=lines,
+        trials=_make_trials(rows, unfinished, sweep.fields, explorer),
+        costs=_cost_table(rows, arms),
+    )
+
+
+def _lead(rows: Sequence[Row], fields: Sequence[str], arms: Sequence[str]) -> str:
+    """Return the extent of a sweep: fields, trials by state, and arms."""
+    numbers = {}
+    for state in ("finished", "stopped", "failed"):
+        numbers[state] = _count_trials(row for row in rows if row["status"] == state)
+    parts = [f"{counted(numbers['finished'], 'trial')} finished"]
+    if numbers["stopped"]:
+        parts.append(f"{numbers['stopped']} stopped early")
+    if numbers["failed"]:
+        parts.append(f"{numbers['failed']} failed")
+    if len(arms) > 1:
+        parts.append(f"in {len(arms)} arms")
+    subject = f"A sweep over {', '.join(fields)}" if fields else "Repeats of one scenario"
+    return f"{subject}: {', '.join(parts)}."
+
+
+def _sections(noun: str, has_curves: bool) -> list[tuple[str, str]]:
+    sections = [("verdicts", "Verdict"), ("summary", "Summary"), ("trade-off", "Trade-off")]
+    sections.append(("samples", f"{noun.capitalize()}s"))
+    if has_curves:
+        sections.append(("fields", "Fields"))
+    last = [("trials", "Trials"), ("cost", "Cost"), ("environment", "Environment"), ("scenario", "Scenario")]
+    return [*sections, *last]
+
+
+class _SampleReader:
+    """Reader of the samples of a sweep's trials."""
+
+    def __init__(self, sweep: SweepFolder, found: Sequence[Setting], first: RunFolder) -> None:
+        """Create a reader for the settings of a sweep; `first` is the first trial."""
+        self.sweep, self.first, self._settings = sweep, first, found
+        self.samples = of_sweep(sweep)
+        self.attacks = lru_cache(maxsize=8)(self._read_attacks)  # requests for one trial follow each other
+        self.nearest = self._find_nearest(first_repeat=False)
+
+    def _read_attacks(self, run: str) -> list[Row]:
+        return list(self.sweep.trial(run).read_table("attacks").to_pylist())
+
+    def own_attacks(self, run: str, one: Setting) -> list[Row]:
+        """Return the rows of `attacks` of a trial for one setting."""
+        return [row for row in self.attacks(run) if (row["arm"], row["attack"]) == (one.arm, one.attack)]
+
+    def _find_nearest(self, first_repeat: bool) -> list[Nearest]:
+        """Return the best reconstruction of each trial and attack, of the first repeat of the attack or of all."""
+        found = []
+        for one in self._settings:
+            for run in _runs(one):
+                rows = [row for row in self.own_attacks(run, one) if not first_repeat or not row.get("repeat")]
+                if row := closest(rows, criterion_of(self.sweep.scenario, rows)):
+                    found.append(Nearest(one.title, run, row))
+        return found
+
+    def worst_keys(self, arms: Sequence[str], criterion: Criterion) -> set[tuple[Any, ...]]:
+        """Return the keys of the best reconstruction of each arm among those that have images."""
+        drawn = self._find_nearest(first_repeat=True)
+        keys = set()
+        for arm in arms:
+            if one := _closest([each for each in drawn if each.row["arm"] == arm], criterion):
+                keys.add((one.run, *key(one.row)))
+        return keys
+
+
+def _make_gallery(
+    reader: _SampleReader, explorer: Explorer, arms: Sequence[str], criterion: Criterion, noun: str
+) -> tuple[Gallery, Pair | None, Nearest | None]:
+    """Return the samples, and the best reconstruction with its images; `noun` names the samples."""
+    samples = reader.samples
+    worst = _closest(reader.nearest, criterion)
+    pair, progress = None, []
+    if worst:
+        trial = reader.sweep.trial(worst.run)
+        pair = pictures(trial, [worst.row], samples).get(key(worst.row))
+        progress = strips(trial, samples, {key(worst.row)})
+    every = _pairs(reader, explorer, reader.worst_keys(arms, criterion))
     shown = within(every, IMAGES)
-    pairs = compare_pairs(group_by_seed(found))
-    return {
-        "name": str(scenario.get("name", sweep.files.name)),
-        "status": exits.status(sweep.files),
-        "states": {state: _trials(row for row in rows if row["status"] == state) for state in _STATES},
-        "arm_names": arms,
-        "verdicts": words.sweep_verdicts(found),
-        "unplayed": words.unplayed(exits.status(sweep.files)),
-        "failures": [failed_attack_text(one) for one in failed_attacks(found)],
-        "statements": words.of_sweep(
-            found, (told.title, told.row) if told else None, criterion, classes if samples.truth else None, arms
-        ),
-        "secure": words.secure(scenario),
-        "warnings": words.short_keys(scenario, _key_lengths(rows, fields))
-        + ([samples.warning] if samples.warning and (worst or on_the_way or any(every)) else []),
-        "samples": samples,
-        "criterion": criterion,
-        "guess": guess(scenario, rows),
-        "noun": noun_of(rows),
-        "worst": worst,
-        "strips": on_the_way,
-        "explorer": explorer,
-        "paired": paired_grid([one for one in pairs if one.measure in (explorer.x, explorer.y)]),
-        "labels": label_grid(found),
-        "pairs": shown,
-        "hidden": sum(map(len, every)) - len(shown),
-        "class_names": classes,
-        "fields": fields,
-        "trials": rows,
-        "columns": [name for name in (explorer.x, explorer.y, "train_seconds") if name],
-        "curves": curves(found, [name for name in (explorer.x, explorer.y) if name], arms),
-        "costs": [_cost(arm, [row for row in rows if row["arm"] == arm]) for arm in arms],
-        "unfinished": unfinished,
-        "environment": list(flat(machine)),
-        "scenario": sweep.files.read_text(SCENARIO),
-    }
+    hidden = sum(map(len, every)) - len(shown)
+    note = ""
+    if shown:
+        note = "Reconstructions with the highest PSNR of each setting and attack, over all repeats."
+        if hidden:
+            note += f" {hidden} more are only in the trials' tables, to keep the page small."
+    mix = compute_label_mix(reader.first.read_table("partition"))
+    empty = "" if noun == "image" or shown else f"The trials’ tables have the reconstructed {noun}s."
+    return Gallery(samples, note, mix.classes if mix else {}, shown, progress, empty=empty), pair, worst
 
 
 def _runs(setting: Setting) -> list[str]:
     """Return the run folders of the trials in which a setting was attacked."""
     return [row["run"] for row in setting.rows if row.get("run")] if setting.attack else []
-
-
-def _nearest(scenario: Row, found: Sequence[Setting], attacks: Callable[[str], Sequence[Row]]) -> list[Nearest]:
-    """Return the best reconstruction of each trial and attack."""
-    met = []
-    for one in found:
-        for run in _runs(one):
-            mine = [row for row in attacks(run) if (row["arm"], row["attack"]) == (one.arm, one.attack)]
-            if row := closest(mine, criterion_of(scenario, mine)):
-                met.append(Nearest(one.title, run, row))
-    return met
 
 
 def _closest(nearest: Sequence[Nearest], criterion: Criterion) -> Nearest | None:
@@ -167,33 +274,23 @@ def _closest(nearest: Sequence[Nearest], criterion: Criterion) -> Nearest | None
     return next((one for one in nearest if one.row is row), None)
 
 
-def _pairs(
-    sweep: SweepFolder,
-    explorer: Explorer,
-    samples: Samples,
-    attacks: Callable[[str], Sequence[Row]],
-    worst: Collection[tuple[Any, ...]],
-) -> list[list[Pair]]:
+def _pairs(reader: _SampleReader, explorer: Explorer, worst: Collection[tuple[Any, ...]]) -> list[list[Pair]]:
     """Return the best reconstructions of each setting and attack over all repeats, if the page may show them.
 
     `worst` are the keys of those that are shown if `output.images` is `worst`.
     """
-
-    def chosen(run: str, one: Setting) -> list[Row]:
-        if samples.mode != "worst":
-            return most_leaked(attacks(run), one.arm, one.attack)
-        mine = [row for row in attacks(run) if (row["arm"], row["attack"]) == (one.arm, one.attack)]
-        return [row for row in mine if (run, *key(row)) in worst]
-
     found = []
     for entry in explorer.entries:
-        one: Setting = entry.setting
-        pairs = [
-            replace(pair, entry=entry.id, title=entry.title)
-            for run in _runs(one)
-            for pair in pictures(sweep.trial(run), chosen(run, one), samples).values()
-        ]
-        found.append(sorted(pairs, key=_psnr, reverse=True)[:SHOWN])
+        one = entry.setting
+        pairs: list[Pair] = []
+        for run in _runs(one):
+            if reader.samples.mode == "worst":
+                rows = [row for row in reader.own_attacks(run, one) if (run, *key(row)) in worst]
+            else:
+                rows = most_leaked(reader.attacks(run), one.arm, one.attack)
+            pairs += pictures(reader.sweep.trial(run), rows, reader.samples).values()
+        named = [replace(pair, entry=entry.id, title=entry.title) for pair in pairs]
+        found.append(sorted(named, key=_psnr, reverse=True)[:SHOWN])
     return found
 
 
@@ -202,19 +299,71 @@ def _psnr(pair: Pair) -> float:
     return float(value) if measured(value) else float("-inf")
 
 
-def _cost(arm: str, rows: Sequence[Row]) -> Cost:
-    trials = {(row["trial"], row["repeat"]): row for row in rows}.values()
-    return Cost(
-        arm,
-        len(trials),
-        measure_spread(row["train_seconds"] for row in trials),
-        measure_spread(row["attack_seconds"] for row in rows),
-        measure_spread(row["bytes_up"] for row in trials),
-        measure_spread(row["bytes_down"] for row in trials),
+def _make_trials(
+    rows: Sequence[Row], unfinished: Sequence[Row], fields: Sequence[str], explorer: Explorer
+) -> TrialSection:
+    measures = [name for name in (explorer.x, explorer.y, "train_seconds") if name]
+    trials = []
+    for row in rows:
+        trials.append(
+            TrialRow(
+                arm=row["arm"],
+                trial=row["trial"],
+                repeat=row["repeat"],
+                seed=row["seed"],
+                status=row["status"],
+                fields=[row[field] for field in fields],
+                attack=row["attack"] or NONE,
+                measures=[Value(row[name], in_words(name, row[name])) for name in measures],
+                run=row["run"] or NONE,
+            )
+        )
+    return TrialSection(
+        unfinished=_unfinished_table(unfinished, fields) if unfinished else None,
+        fields=[explorer.heading(field) for field in fields],
+        measures=[MEASURES[name].title for name in measures],
+        trials=trials,
     )
 
 
-def _trials(rows: Iterable[Row]) -> int:
+def _unfinished_table(rows: Sequence[Row], fields: Sequence[str]) -> PageTable:
+    columns = [Column(title, is_text=True) for title in ("Trial", "Values", "Status", "Reason")]
+    cells = []
+    for row in rows:
+        values = ", ".join(f"{field} = {row[field]}" for field in fields if row[field] is not None)
+        reason = row["error"] or "no reason given"
+        trial = Cell(str(row["trial"]), f"seed {row['seed']}")
+        cells.append((row["arm"], [trial, Cell(values), Cell(row["status"]), Cell(reason)]))
+    return PageTable(columns, cells)
+
+
+def _cost_table(rows: Sequence[Row], arms: Sequence[str]) -> PageTable | None:
+    """Return the costs of each arm over the trials; None without trials."""
+    if not arms:
+        return None
+    titles = ("Trials", "Training", "Attack", "Clients → server", "Server → clients")
+    cells = []
+    for arm in arms:
+        own = [row for row in rows if row["arm"] == arm]
+        trials = list({(row["trial"], row["repeat"]): row for row in own}.values())
+        costs = [
+            _cost_cell(measure_spread(row["train_seconds"] for row in trials), duration),
+            _cost_cell(measure_spread(row["attack_seconds"] for row in own), duration),
+            _cost_cell(measure_spread(row["bytes_up"] for row in trials), size),
+            _cost_cell(measure_spread(row["bytes_down"] for row in trials), size),
+        ]
+        cells.append((arm, [Cell(str(len(trials))), *costs]))
+    return PageTable([Column(title) for title in titles], cells)
+
+
+def _cost_cell(value: Spread | None, form: Callable[[float], str]) -> Cell:
+    """Return a mean, with the range of several values."""
+    if value is None:
+        return Cell(NONE)
+    return Cell(form(value.mean), f"{form(value.low)} to {form(value.high)}" if value.n > 1 else "")
+
+
+def _count_trials(rows: Iterable[Row]) -> int:
     return len({(row["trial"], row["repeat"]) for row in rows})
 
 

@@ -51,48 +51,68 @@ def curves(settings: Sequence[Setting], measures: Sequence[str], colours: Sequen
     return found
 
 
+@dataclass(frozen=True)
+class _Line:
+    """Values of one measure under one attack."""
+
+    measure: str
+    attack: int
+    """Number of the attack."""
+    points: Sequence[tuple[float, float, list[float]]]
+    """(position on the axis, mean, values of all trials) for each value of the field."""
+
+
 def _curve(arm: str, path: str, settings: Sequence[Setting], measures: Sequence[str], index: int) -> Curve:
     attacks = list(dict.fromkeys(one.attack for one in settings))
-    places = _places([one.fields[path] for one in settings])
+    values = [one.fields[path] for one in settings]
+    places = _places(values)
     shown = [name for name in measures if any(name in one.measures for one in settings)]
-
-    def lines(name: str) -> Iterator[tuple[int, list[tuple[float, float, list[float]]]]]:
-        # The accuracy of an arm does not depend on the attack: one line.
-        for number, attack in enumerate(attacks if MEASURES[name].kind == "leakage" else attacks[:1]):
-            mine = [one for one in settings if one.attack == attack and name in one.measures]
-            yield number, list(_line(mine, path, name, places))
+    lines = [line for name in shown for line in _lines(name, attacks, settings, path, places)]
 
     def draw(drawn: Figure) -> None:
         for row, name in enumerate(shown):
             axes = drawn.add_subplot(len(shown), 1, row + 1)
-            for number, line in lines(name):
-                for x, _, values in line:
-                    axes.plot([x] * len(values), values, "o", color=series(index), markersize=5, alpha=0.6, mew=0)
-                style: Any = {"color": series(index), "linewidth": 2, "dashes": dashes(number * SERIES)}
-                if len(line) >= FEWEST:
-                    axes.plot([x for x, *_ in line], [mean for _, mean, _ in line], **style)
-                    continue
-                for x, mean, _ in line:
-                    at = ScaledTranslation(x, mean, axes.transData)  # type: ignore[arg-type]  # any transform is accepted
-                    here = drawn.dpi_scale_trans + at
-                    axes.plot([-_BAR / 2, _BAR / 2], [0, 0], transform=here, clip_on=False, **style)
-            _label(axes, name, [one.fields[path] for one in settings], row == len(shown) - 1)
+            for line in lines:
+                if line.measure == name:
+                    _draw_line(drawn, axes, line, series(index))
+            _label(axes, name, values, row == len(shown) - 1)
         drawn.supxlabel(clean(path.rpartition(".")[2]))
 
-    value_at = {places[repr(one.fields[path])]: one.fields[path] for one in settings}
-    rows = [
-        {"arm": arm, "attack": attacks[number], path: value_at[x], "measure": name, "mean": mean, "value": value}
-        for name in shown
-        for number, line in lines(name)
-        for x, mean, values in line
-        for value in values
-    ]
+    value_at = {places[repr(value)]: value for value in values}
+    rows = []
+    for line in lines:
+        for x, mean, trials in line.points:
+            row = {"arm": arm, "attack": attacks[line.attack], path: value_at[x], "measure": line.measure, "mean": mean}
+            rows += [{**row, "value": value} for value in trials]
     titles = " and ".join(MEASURES[name].title for name in shown)
     named = [attack or "no attack" for attack in attacks]
     legend = [(name, {"color": series(index), "dashes": dashes(SERIES * n)}) for n, name in enumerate(named)]
     words = f"{titles} by {path} in arm {arm}"
     chart = Chart(f"field-{arm}-{path}", words, (3.4, 0.6 + 1.75 * max(len(shown), 1)), draw, rows, legend)
     return Curve(arm, path, chart, [(name, dash(SERIES * n)) for n, name in enumerate(named)])
+
+
+def _lines(
+    name: str, attacks: Sequence[str | None], settings: Sequence[Setting], path: str, places: dict[str, float]
+) -> Iterator[_Line]:
+    """Yield the line of each attack."""
+    # The accuracy of an arm does not depend on the attack: one line.
+    for number, attack in enumerate(attacks if MEASURES[name].kind == "leakage" else attacks[:1]):
+        own = [one for one in settings if one.attack == attack and name in one.measures]
+        yield _Line(name, number, list(_line(own, path, name, places)))
+
+
+def _draw_line(drawn: Figure, axes: Axes, line: _Line, colour: str) -> None:
+    """Plot the values of all trials, and a line through their means or, for few values, a bar at each mean."""
+    for x, _, values in line.points:
+        axes.plot([x] * len(values), values, "o", color=colour, markersize=5, alpha=0.6, mew=0)
+    style: Any = {"color": colour, "linewidth": 2, "dashes": dashes(line.attack * SERIES)}
+    if len(line.points) >= FEWEST:
+        axes.plot([x for x, *_ in line.points], [mean for _, mean, _ in line.points], **style)
+        return
+    for x, mean, _ in line.points:
+        at = ScaledTranslation(x, mean, axes.transData)  # type: ignore[arg-type]  # any transform is accepted
+        axes.plot([-_BAR / 2, _BAR / 2], [0, 0], transform=drawn.dpi_scale_trans + at, clip_on=False, **style)
 
 
 def _line(

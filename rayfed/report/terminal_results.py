@@ -16,8 +16,9 @@ from rayfed.evidence.criteria import Criterion
 from rayfed.evidence.robustness import OpponentResult, RobustnessMatrix
 from rayfed.evidence.rows import labels_given, measured
 from rayfed.evidence.training import ArmSummary
-from rayfed.report.results_text import STATES, value_text
 from rayfed.report.text.formats import NONE, duration, points, share
+from rayfed.report.text.leakage import STATES, value_text
+from rayfed.report.text.membership import auc_text
 from rayfed.report.text.reasons import ATTACKERS
 from rayfed.store.finding import Finding
 
@@ -127,7 +128,7 @@ def inference_table(claims: Sequence[InferenceResult]) -> Table:
         value, chance, control = (_mean(spread) for spread in (claim.value, claim.chance, claim.control))
         measure = claim.metric.replace("_", " ")
         if claim.roc:
-            measure, value = "AUC", f"{claim.roc.auc.value:.3f} ({claim.roc.auc.low:.3f} to {claim.roc.auc.high:.3f})"
+            measure, value = "AUC", auc_text(claim.roc.auc)
             control = NONE if claim.roc.control is None else f"{claim.roc.control.value:.3f}"
         made.add_row(Text(claim.arm), Text(claim.attack), measure, value, chance, control)
     return made
@@ -149,12 +150,3 @@ def _robustness_cell(result: OpponentResult | None) -> str:
     if result is None:
         return NONE
     return share(result.accuracy) + ("" if result.backdoor is None else f", {share(result.backdoor)}")
-
-
-def summary_of_attack(attack: str, rows: Sequence[Mapping[str, Any]], noun: str) -> str:
-    """Return a line on one attack in one round: arms, samples, and missing results with the first reason."""
-    arms = len({row["arm"] for row in rows})
-    each = len(rows) // arms
-    silent = [row for row in rows if row["status"] != "ok"]
-    why = f"; {len(silent)} without a result ({silent[0]['status']}: {silent[0]['message']})" if silent else ""
-    return f"  attack {attack}: {arms} arm{'s' * (arms != 1)} x {each} {noun}{'s' * (each != 1)}{why}"

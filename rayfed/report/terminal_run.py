@@ -27,9 +27,6 @@ from rayfed.evidence.settings import settings
 from rayfed.evidence.training import summarise_arms
 from rayfed.evidence.verdicts import RunEvidence, collect_evidence, read_evidence
 from rayfed.metrics.known import NOUNS
-from rayfed.privacy.printing import LARGE, at_most
-from rayfed.report import results_text
-from rayfed.report.provenance import attacked_weights
 from rayfed.report.samples import warning
 from rayfed.report.terminal_results import (
     attackers_table,
@@ -38,14 +35,18 @@ from rayfed.report.terminal_results import (
     inference_table,
     leakage_table,
     robustness_table,
-    summary_of_attack,
 )
 from rayfed.report.terminal_rounds import RoundLines
+from rayfed.report.text.attacks import attack_results_text
+from rayfed.report.text.formats import counted
+from rayfed.report.text.guarantees import epsilons, guarantee_lines
 from rayfed.report.text.knowledge_pairs import failed_attack_text
+from rayfed.report.text.leakage import leakage_title, legend, reasons
+from rayfed.report.text.membership import AUC_LEGEND
 from rayfed.report.text.next_step import next_step_text
-from rayfed.report.text.proved_bounds import comparison_text
+from rayfed.report.text.proved_bounds import comparison_text, uncovered_text
+from rayfed.report.text.weights import attacked_weights
 from rayfed.report.time_left import TimeLeft
-from rayfed.report.verdict_table import epsilons
 from rayfed.store.exits import advice, status
 from rayfed.store.folder import REPORT, SCENARIO
 from rayfed.store.schemas import UNPLAYED
@@ -109,7 +110,7 @@ class RunView:
         self._lines = RoundLines(self._rounds, self._console.width, bool(self._scenario.get("opponents")))
         self._specs = scenario.attacks
         counts = [(scenario.federation.clients, "client"), (len(scenario.played), "arm"), (self._rounds, "round")]
-        size = ", ".join(_plural(*c) for c in counts)
+        size = ", ".join(counted(*c) for c in counts)
         self.say((scenario.name, "bold"), f": {size} (seed {scenario.seed}), on {_devices(scenario)}")
         self.say(f"Runs on: {where}")
         self.say(f"Results: {folder.url}")
@@ -142,7 +143,7 @@ class RunView:
         of = f"{first[0]}, " if first and len(self._last) > 1 else ""
         last = first and f" ({of}round {round}: {_loss(first[1], '.3f')}{_tested(first[1], ' acc {:.1%}')})"
         self._show(f"round {round + 1}/{self._rounds}{last or ''}", done, total, self._speed)
-        self._now_and_then(f"round {round + 1}/{self._rounds}: {done} of {_plural(total, 'client')}, {self._speed}")
+        self._now_and_then(f"round {round + 1}/{self._rounds}: {done} of {counted(total, 'client')}, {self._speed}")
 
     def observations_done(self, round: int, done: int, total: int) -> None:
         """Show the number of attack observations (updates) that have been computed in the round."""
@@ -241,9 +242,9 @@ class RunView:
             self.say(line)
         noun = NOUNS[modality_of(attacks)]
         for attack, found in _by_attack(attacks).items():
-            self.say(summary_of_attack(attack, found, noun))
+            self.say(attack_results_text(attack, found, noun))
         for attack, found in _by_attack(inferences).items():
-            self.say(summary_of_attack(attack, found, "client"))
+            self.say(attack_results_text(attack, found, "client"))
 
     def _note_unprinted(self, why: str) -> None:
         self.note(f"part of the summary could not be printed: {why}")
@@ -343,9 +344,9 @@ class RunView:
             rows, criterion = evidence.rows, evidence.criterion
             known = status(self._folder) if self._folder else {}
             weights = attacked_weights(self._scenario, known, self._attacks)
-            title = results_text.title_of_leakage(self._attacks, weights)
+            title = leakage_title(self._attacks, weights)
             self._say_table(title, leakage_table(rows, criterion))
-            for line in results_text.reasons(rows, criterion):
+            for line in reasons(rows, criterion):
                 self.say(f"  {line}")
             if not self._brief:
                 self._say_table("Attacks", attacks_table(self._attacks, criterion))
@@ -361,13 +362,13 @@ class RunView:
         self.say()
         if self._attacks:
             rows, criterion = evidence.rows, evidence.criterion
-            for line in results_text.legend(rows, self._attacks, criterion):
+            for line in legend(rows, self._attacks, criterion):
                 self.say(line)
             if self._folder and not self._brief:
                 for failed in failed_attacks(mark_outdone(settings(outcomes(self._folder)), self._scenario)):
                     self.say(failed_attack_text(failed))
         if any(row["metric"] == "auc" for row in self._inferences):
-            self.say(results_text.AUC)
+            self.say(AUC_LEGEND)
 
     def _say_next(self, step: str) -> None:
         if step:
@@ -423,11 +424,9 @@ class RunView:
             for one in closest_comparisons(compare_bounds(proved, self._attacks, self._inferences)):
                 self.say(f"compared with its bound: {comparison_text(one)}")
             privacy = self._folder.read_table("privacy").to_pylist()
-            for arm, attack in attacks_without_bound(privacy, proved, self._attacks, self._inferences):
-                self.say(
-                    f"no proved bound for {attack} on {arm}: the epsilon of {arm} does not cover everything that the "
-                    f"attack observes, or is too large for a bound"
-                )
+            uncovered = attacks_without_bound(privacy, proved, self._attacks, self._inferences)
+            if uncovered:
+                self.say(uncovered_text(uncovered))
 
     def _warn_of_samples(self) -> None:
         """Print a warning if the run has samples that may not be public."""
@@ -456,23 +455,6 @@ class RunView:
             self._console.print(Text.assemble(*parts), soft_wrap=True)
 
 
-def guarantee_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Return a heading and one line per row of `privacy`: the guarantee, or the reason why there is none."""
-    said = [(row["arm"], _guarantee(row)) for row in rows if row.get("epsilon") is not None or row.get("note")]
-    width = max((len(arm) for arm, _ in said), default=0)
-    return ["Privacy guarantees"] * bool(said) + [f"  {arm:<{width}}  {line}" for arm, line in said]
-
-
-def _guarantee(row: Mapping[str, Any]) -> str:
-    note = row.get("note") or ""
-    if row.get("epsilon") is None:
-        return f"none ({note})"
-    after = f"after {_plural(row['rounds'], 'round')}"
-    stated = f"epsilon {at_most(row['epsilon'])} at delta {at_most(row['delta'])} {after}, protects {row['adjacency']}"
-    weak = f" (WEAK: epsilon above {LARGE:g})" if row["epsilon"] >= LARGE else ""
-    return f"{stated}, against {row['against']}{weak}" + (f"; {note}" if note else "")
-
-
 def _minutes(seconds: float) -> str:
     return f"{int(seconds // 60)}:{int(seconds % 60):02d}"
 
@@ -483,10 +465,6 @@ def _stands(standing: Standing) -> str:
     steps = f"{search}iteration {standing.iteration:,} of {standing.iterations:,}"
     rest = "" if standing.left == inf else f", {_minutes(standing.left)} left for the search"
     return f"{steps}, distance {standing.distance:.3g}{rest}"
-
-
-def _plural(count: int, what: str) -> str:
-    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def _by_attack(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:

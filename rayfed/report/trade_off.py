@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -24,6 +25,93 @@ _NARROWEST = 2.0
 """Minimum width in inches of a panel with error bars."""
 
 
+@dataclass(frozen=True)
+class _TradeOff:
+    """Points of a trade-off chart, one panel per measure of leakage."""
+
+    arms: Sequence[str]
+    """All arms, in the order of their colours."""
+    attacks: Sequence[str]
+    """All attacks, in the order of their fill styles."""
+    y: str
+    """Measure of utility or cost."""
+    panels: Mapping[str, Sequence[Setting]]
+    """Settings by measure of leakage."""
+    fronts: Mapping[str, Sequence[Setting]]
+    """Pareto-optimal settings by measure of leakage."""
+
+    @property
+    def points(self) -> list[tuple[Setting, str]]:
+        """Return pairs (setting, measure of leakage)."""
+        return [(one, x) for x, settings in self.panels.items() for one in settings]
+
+    @property
+    def drawn(self) -> set[str]:
+        """Return the arms that have a point."""
+        return {one.arm for one, _ in self.points}
+
+    def draw(self, figure: Figure) -> None:
+        """Draw all panels."""
+        for axes, x in zip(panels(figure, len(self.panels), _NARROWEST), self.panels, strict=True):
+            xs = [one.measures[x].mean for one in self.fronts[x]]
+            ys = [one.measures[self.y].mean for one in self.fronts[x]]
+            steps = "steps-pre" if MEASURES[x].higher_is_better else "steps-post"
+            axes.plot(xs, ys, ":", color=INK, linewidth=1, drawstyle=steps)
+            for one in self.panels[x]:
+                self._draw_point(axes, one, x)
+            _label(axes, x, self.y)
+
+    def _draw_point(self, axes: Axes, one: Setting, x: str) -> None:
+        index, attack = self.arms.index(one.arm), self.attacks.index(one.attack) if one.attack else 0
+        across, up = one.measures[x], one.measures[self.y]
+        axes.errorbar(
+            across.mean,
+            up.mean,
+            xerr=_bars(across),
+            yerr=_bars(up),
+            color=series(index),
+            marker=MARKERS[index % len(MARKERS)],
+            fillstyle=_FILLS[attack % len(_FILLS)],
+            markersize=4 + 3 * attack,  # larger than earlier attacks, so that equal results stay visible
+            zorder=3 - 0.01 * attack,
+            elinewidth=0.9,
+            capsize=2,
+            alpha=1 if _proves(one, x) else 0.35,
+        )
+
+    def legend(self) -> list[tuple[str, dict[str, Any]]]:
+        """Return the symbols of arms and, if there are several, of attacks."""
+        entries: list[tuple[str, dict[str, Any]]] = []
+        for index, arm in enumerate(self.arms):
+            if arm in self.drawn:
+                marker = MARKERS[index % len(MARKERS)]
+                entries.append((arm, {"color": series(index), "marker": marker, "linestyle": ""}))
+        if len(self.attacks) > 1:
+            for index, attack in enumerate(self.attacks):
+                style = {"color": INK, "marker": "o", "linestyle": "", "fillstyle": _FILLS[index % len(_FILLS)]}
+                entries.append((attack, {**style, "markersize": min(4 + 3 * index, 7)}))
+        return entries
+
+    def note(self) -> str:
+        """Return why points are faint, and which arms have no point."""
+        reasons, notes = [], []
+        if any(one.useless for one, _ in self.points):
+            reasons.append("accuracy of chance")
+        if any(_attacks_fail(one, x) for one, x in self.points):
+            reasons.append("no evidence of protection")
+        if reasons:
+            notes.append(f"faint: {', or '.join(reasons)}")
+        absent = [arm for arm in self.arms if arm not in self.drawn]
+        if absent:
+            notes.append(f"not drawn: {', '.join(absent)}")
+        return "; ".join(notes)
+
+    def description(self) -> str:
+        """Return the text alternative."""
+        barred = any(one.measures[name].interval for one, x in self.points for name in (x, self.y))
+        return f"Leakage and {MEASURES[self.y].title}{', with 95 % intervals' if barred else ''}"
+
+
 def trade_off(explorer: Explorer, arms: Sequence[str]) -> Chart | None:
     """Return a trade-off chart, one panel per measure of leakage that differs; None if the report has no plot.
 
@@ -32,69 +120,34 @@ def trade_off(explorer: Explorer, arms: Sequence[str]) -> Chart | None:
     y = explorer.y
     if explorer.x is None or y is None:
         return None
-    more = [name for name in explorer.leakages if name in SHOWN and name in METRICS and name != explorer.x]
-    found = [entry.setting for entry in explorer.entries if entry.status == "finished"]
-    shown = {x: [one for one in found if {x, y} <= one.measures.keys()] for x in (explorer.x, *more)}
-    first = next((x for x, settings in shown.items() if settings), None)
-    shown = {x: settings for x, settings in shown.items() if x == first or _differ(x, settings)}
-    best = {x: front(settings, x, y).best for x, settings in shown.items()}
-    attacks = explorer.attacks
-
-    def draw(drawn: Figure) -> None:
-        for axes, (x, settings) in zip(panels(drawn, len(shown), _NARROWEST), shown.items(), strict=True):
-            xs, ys = ([one.measures[name].mean for one in best[x]] for name in (x, y))
-            steps = "steps-pre" if MEASURES[x].higher_is_better else "steps-post"
-            axes.plot(xs, ys, ":", color=INK, linewidth=1, drawstyle=steps)
-            for one in settings:
-                index, attack = arms.index(one.arm), attacks.index(one.attack) if one.attack else 0
-                across, up = one.measures[x], one.measures[y]
-                axes.errorbar(
-                    across.mean,
-                    up.mean,
-                    xerr=_bars(across),
-                    yerr=_bars(up),
-                    color=series(index),
-                    marker=MARKERS[index % len(MARKERS)],
-                    fillstyle=_FILLS[attack % len(_FILLS)],
-                    markersize=4 + 3 * attack,  # larger than earlier attacks, so that equal results stay visible
-                    zorder=3 - 0.01 * attack,
-                    elinewidth=0.9,
-                    capsize=2,
-                    alpha=1 if _proves(one, x) else 0.35,
-                )
-            _label(axes, x, y)
-
-    there = {one.arm for settings in shown.values() for one in settings}
-    legend: list[tuple[str, dict[str, Any]]] = [
-        (arm, {"color": series(i), "marker": MARKERS[i % len(MARKERS)], "linestyle": ""})
-        for i, arm in enumerate(arms)
-        if arm in there
-    ]
-    if len(attacks) > 1:
-        legend += [
-            (
-                attack,
-                {
-                    "color": INK,
-                    "marker": "o",
-                    "linestyle": "",
-                    "fillstyle": _FILLS[i % len(_FILLS)],
-                    "markersize": min(4 + 3 * i, 7),
-                },
-            )
-            for i, attack in enumerate(attacks)
-        ]
-    faint = [(one, x) for x, settings in shown.items() for one in settings if not _proves(one, x)]
-    why = ["accuracy of chance"] * any(one.useless for one, _ in faint)
-    why += ["no evidence of protection"] * any(_worked_not(one, x) for one, x in faint)
-    absent = [arm for arm in arms if arm not in there]
-    notes = [f"faint: {', or '.join(why)}"] * bool(faint) + [f"not drawn: {', '.join(absent)}"] * bool(absent)
-    rows = [_row(one, x, y, one in best[x]) for x, settings in shown.items() for one in settings]
-    barred = any(one.measures[name].interval for x, settings in shown.items() for one in settings for name in (x, y))
-    words = f"Leakage and {MEASURES[y].title}" + ", with 95 % intervals" * barred
+    shown = _panels(explorer, explorer.x, y)
+    fronts = {x: front(settings, x, y).best for x, settings in shown.items()}
+    found = _TradeOff(arms, explorer.attacks, y, shown, fronts)
     return Chart(
-        "trade_off", words, (3.4 * len(shown), 2.7), draw, rows, legend, len(shown), _NARROWEST, "; ".join(notes)
+        name="trade_off",
+        description=found.description(),
+        size=(3.4 * len(shown), 2.7),
+        draw=found.draw,
+        rows=[_row(one, x, y, one in fronts[x]) for one, x in found.points],
+        legend=found.legend(),
+        panels=len(shown),
+        narrowest=_NARROWEST,
+        legend_note=found.note(),
     )
+
+
+def _panels(explorer: Explorer, x: str, y: str) -> dict[str, list[Setting]]:
+    """Return the settings of each panel: the first measure of leakage with values, and others whose values differ."""
+    more = [name for name in explorer.leakages if name in SHOWN and name in METRICS and name != x]
+    settings = [entry.setting for entry in explorer.entries if entry.status == "finished"]
+    found: dict[str, list[Setting]] = {}
+    first = True
+    for name in (x, *more):
+        known = [one for one in settings if {name, y} <= one.measures.keys()]
+        if (first and known) or _differ(name, known):
+            found[name] = known
+        first = first and not known
+    return found
 
 
 def _differ(measure: str, settings: Sequence[Setting]) -> bool:
@@ -133,9 +186,9 @@ def _row(one: Setting, x: str, y: str, best: bool) -> dict[str, Any]:
 
 def _proves(one: Setting, x: str) -> bool:
     """Return whether a point counts: accuracy above chance, and attacks that work here and without a defence."""
-    return not one.useless and not _worked_not(one, x)
+    return not one.useless and not _attacks_fail(one, x)
 
 
-def _worked_not(one: Setting, x: str) -> bool:
+def _attacks_fail(one: Setting, x: str) -> bool:
     """Return whether low leakage is no evidence, because the attacks are not shown to work."""
     return one.doubted(x) or bool(of_attacks(x) and one.unanswered[0])

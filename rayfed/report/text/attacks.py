@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rayfed import registry
 from rayfed.evidence.attack_results import AttackInput
+from rayfed.evidence.rows import Row
 from rayfed.metrics.known import METRICS
+from rayfed.report.text.formats import counted
 
 
 def attack_input_text(attack: AttackInput) -> str:
@@ -19,8 +23,9 @@ def _samples_text(batch_sizes: tuple[int, ...]) -> str:
     if not batch_sizes:
         return ""
     first, last = batch_sizes[0], batch_sizes[-1]
-    count = f"{first}" if first == last else f"{first}–{last}"
-    return f" of {count} sample" + ("" if last == 1 else "s")
+    if first == last:
+        return f" of {counted(last, 'sample')}"
+    return f" of {first}–{last} samples"
 
 
 def _description(kind: str, name: str) -> str:
@@ -31,3 +36,13 @@ def _description(kind: str, name: str) -> str:
 def threshold_text(metric: str, threshold: float) -> str:
     """Return the success threshold of a metric: `psnr ≥ 15`."""
     return f"{metric} {'≥' if METRICS[metric].higher_is_closer else '≤'} {threshold:g}"
+
+
+def attack_results_text(attack: str, rows: Sequence[Row], noun: str) -> str:
+    """Return a line on one attack in one round: arms, samples, and missing results with the first reason."""
+    arms = len({row["arm"] for row in rows})
+    missing = [row for row in rows if row["status"] != "ok"]
+    reason = ""
+    if missing:
+        reason = f"; {len(missing)} without a result ({missing[0]['status']}: {missing[0]['message']})"
+    return f"  attack {attack}: {counted(arms, 'arm')} x {counted(len(rows) // arms, noun)}{reason}"

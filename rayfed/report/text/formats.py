@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import isfinite, isinf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rayfed.evidence.rows import measured
 from rayfed.evidence.spread import Spread
@@ -13,13 +13,17 @@ from rayfed.metrics.known import NOUNS, leading
 from rayfed.metrics.measures import MEASURES
 from rayfed.privacy.printing import at_most, caution, share_at_most
 
-if TYPE_CHECKING:
-    pass
-
 NONE = "–"
 """Text for a value that was not measured."""
+LEFT_OUT = "left out of this copy"
+"""Text of a value, such as the message of an error, that is left out of a copy."""
 _FOUND = {leading(form): noun for form, noun in NOUNS.items() if form != "pixels"}
 """Noun for samples other than images, by their leading metric."""
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun in the singular or plural: `1 round`, `2 rounds`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def share(value: float | None) -> str:
@@ -44,7 +48,7 @@ def decibel(value: float | None) -> str:
     return f">{PSNR_CEILING:.0f}" if value > PSNR_CEILING else f"{value:.1f}".replace("-", "−")
 
 
-def called(row: Mapping[str, Any]) -> str:
+def noun_of_sample(row: Mapping[str, Any]) -> str:
     """Return the noun for the sample in a row of `attacks`: image, text or record."""
     return next((noun for metric, noun in _FOUND.items() if measured(row.get(metric.name))), NOUNS["pixels"])
 
@@ -137,7 +141,6 @@ FILTERS = {
         points,
         decibel,
         decibel_mean,
-        called,
         near,
         plain,
         error,

@@ -2,8 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rayfed.evidence.membership import Identification, Roc
 from rayfed.metrics.roc import Estimate, needed
+
+AUC_LEGEND = (
+    "AUC: probability that a member scores above a non-member (0.5 by chance), with its 95 % interval. Control: the "
+    "same candidates with an update that none of them is in."
+)
+"""Legend of membership attacks."""
+_POOLED = (
+    "Scores are pooled over clients and standardised for each client. TPR at 1 % FPR: share of members identified if "
+    "1 % of non-members are taken for members; 1 % by chance."
+)
+IDENTIFICATIONS = {
+    Identification.NOT_IDENTIFIED: "members not distinguished",
+    Identification.ALSO_BY_CONTROL: "members distinguished, but also by the control",
+    Identification.IDENTIFIED: "MEMBERS DISTINGUISHED",
+}
+"""Whether members are identified."""
 
 
 def auc_text(auc: Estimate) -> str:
@@ -11,14 +29,12 @@ def auc_text(auc: Estimate) -> str:
     return f"{auc.value:.3f} ({auc.low:.3f} to {auc.high:.3f})"
 
 
-def identification_text(roc: Roc) -> str:
-    """Return whether members are identified."""
-    if roc.identification == Identification.NOT_IDENTIFIED:
-        return "members not identified within this budget (the interval of the AUC contains 0.5)"
-    direction = ", by lower scores" if roc.auc.high < 0.5 else ""
-    also_by_control = roc.identification == Identification.ALSO_BY_CONTROL
-    control = ", but the control identifies them without the update as well" if also_by_control else ""
-    return f"MEMBERS IDENTIFIED{direction}{control}"
+def pooled_legend(curves: Sequence[Roc]) -> str:
+    """Return the legend of pooled membership attacks, with the rates that are unknown; empty without attacks."""
+    if not curves:
+        return ""
+    unknown = [text for curve in curves for text in unknown_rates_text(curve)]
+    return " ".join([AUC_LEGEND, _POOLED, *(f"{text}." for text in dict.fromkeys(unknown))])
 
 
 def rate_text(roc: Roc, rate: float) -> str:

@@ -30,3 +30,14 @@ def exceeded_text(url: str, comparisons: Sequence[BoundComparison]) -> str:
         f"measurements in {url} exceed a proved bound: {'; '.join(map(comparison_text, comparisons))}. The noise, the "
         "account or the attacker's knowledge is wrong: do not trust the guarantees of this run"
     )
+
+
+def uncovered_text(pairs: Sequence[tuple[str, str]]) -> str:
+    """Return a sentence on the pairs (arm, attack) without a proved bound; empty without pairs."""
+    if not pairs:
+        return ""
+    attacks = ", ".join(f"{attack} on {arm}" for arm, attack in pairs)
+    return (
+        f"No proved bound for {attacks}: the epsilon of the arm does not cover everything that the attack observes, or "
+        "is too large for a bound."
+    )

@@ -43,29 +43,38 @@ def grid(settings: Sequence[Setting], columns: Mapping[str, str | None] | None =
     fields and measures. By default all columns with a known value are included. If an attack does not apply to an arm
     and another attack does, it has no row and is listed in the note. Raises `UserError` for an unknown column.
     """
-    attacked = {one.identity for one in settings if one.applies}
-    silent = [one for one in settings if not one.applies and one.identity in attacked]
-    settings = [one for one in settings if one.applies or one.identity not in attacked]
+    settings, silent = _split_silent(settings)
     words = _text_columns(settings)
     measures = [name for name in MEASURES if any(name in one.measures for one in settings)]
     if columns is None:
         columns = dict.fromkeys([*words, *(name for name in SHOWN if name in measures)])
-    for name in columns:
-        if name not in words and name not in measures:
-            raise UserError(f"no column is called '{name}': {nearest(name, [*words, *measures])}")
-    rows = [[words[name](one) if name in words else marked_cell(name, one) for name in columns] for one in settings]
-    headings, best = [], set()
-    leading = len(columns)
+    shown = [name for name in columns if name in measures]
+    headings, cells = [], []
+    best: set[tuple[int, int]] = set()
     for place, (name, given) in enumerate(columns.items()):
-        headings.append(given or (name if name in words else heading(name)))
-        if name in measures:
-            leading = min(leading, place)
+        if name in words:
+            headings.append(given or name)
+            cells.append([words[name](one) for one in settings])
+        elif name in shown:
+            headings.append(given or heading(name))
+            cells.append([marked_cell(name, one) for one in settings])
             best |= {(row, place) for row in best_rows(name, settings)}
-    note = _note(settings, [name for name in columns if name in measures])
+        else:
+            raise UserError(f"no column is called '{name}': {nearest(name, [*words, *measures])}")
+    leading = next((place for place, name in enumerate(columns) if name in shown), len(columns))
+    note = _note(settings, shown)
     if silent:
         attacks = "; ".join(f"{one.attack} on {one.title}" for one in silent)
         note = f"{note} Omitted, because the attack does not apply: {attacks}.".strip()
+    rows = [[column[row] for column in cells] for row in range(len(settings))]
     return Grid(headings, leading, rows, note, frozenset(best))
+
+
+def _split_silent(settings: Sequence[Setting]) -> tuple[list[Setting], list[Setting]]:
+    """Return the settings with a row, and those whose attack does not apply although another attack does."""
+    attacked = {one.identity for one in settings if one.applies}
+    silent = [one for one in settings if not one.applies and one.identity in attacked]
+    return [one for one in settings if one not in silent], silent
 
 
 def _text_columns(settings: Sequence[Setting]) -> dict[str, Callable[[Setting], str]]:
@@ -112,8 +121,8 @@ def _note(settings: Sequence[Setting], shown: Sequence[str]) -> str:
 
 def _notes_on_intervals(settings: Sequence[Setting], shown: Sequence[str]) -> list[str]:
     """Return the meaning of the intervals, and of values without an interval."""
-    known = [one.measures[name] for one in settings for name in shown if name in one.measures]
-    measured = [one.measures[name] for one in settings for name in _not_proved(shown) if name in one.measures]
+    known = _estimates(settings, shown)
+    measured = _estimates(settings, [name for name in shown if not MEASURES[name].proved])
     notes = _notes_on_unit(known, "repeats", "repeats", "(Student's t)")
     notes += _notes_on_unit(
         known, "victims", "attacked clients of one training run", "(Student's t, or exact for hits)"
@@ -124,15 +133,15 @@ def _notes_on_intervals(settings: Sequence[Setting], shown: Sequence[str]) -> li
         notes.append("A mean without an interval is that of a single value or of equal values.")
     if any(value.cut and value.interval for value in known):
         notes.append(CUT)
-    if "train_seconds" in shown and any("train_seconds" in one.measures for one in settings):
+    if "train_seconds" in shown and _estimates(settings, ["train_seconds"]):
         notes.append(TIME)
     if {value.n for value in known if value.over == "repeats"} == {1}:
         notes.append(SINGLE)
     return notes
 
 
-def _not_proved(measures: Sequence[str]) -> list[str]:
-    return [name for name in measures if not MEASURES[name].proved]
+def _estimates(settings: Sequence[Setting], measures: Sequence[str]) -> list[Estimate]:
+    return [one.measures[name] for one in settings for name in measures if name in one.measures]
 
 
 def _notes_on_unit(known: Sequence[Estimate], over: str, unit: str, test: str) -> list[str]:

@@ -12,7 +12,6 @@ from rayfed.evidence.verdicts import Verdict, criterion_of
 from rayfed.reasons import Reason
 from rayfed.report.text.findings import labels_beyond_text
 from rayfed.report.text.lists import MAX_NAMES
-from rayfed.report.text.membership import unknown_rates_text
 from rayfed.report.text.reasons import REASONS
 from rayfed.store.finding import State
 
@@ -70,7 +69,13 @@ _ANSWERS: tuple[tuple[tuple[State, ...], str, str], ...] = (
 
 def inferences_text(verdict: Verdict) -> str:
     """Return the maximum of the results without reconstructions, such as `AUC 0.648`; empty without results."""
-    return _most(verdict.inferences)
+    values: dict[str, str] = {}
+    for claim in sorted(verdict.inferences, key=_leading_value):
+        if claim.roc:
+            values["AUC"] = f"{claim.roc.auc.value:.3f}"
+        elif claim.value:
+            values[claim.metric.replace("_", " ")] = f"{claim.value.mean:.2f}"
+    return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
 def badge_text(verdict: Verdict) -> str:
@@ -91,31 +96,8 @@ def guess(scenario: Mapping[str, Any], attacks: Sequence[Row]) -> str:
     return f"Baseline: the best guess without the update ({typical}). A leak has to beat it.{closest}"
 
 
-def rates(told: Sequence[Verdict]) -> str:
-    """Return the legend of membership attacks; empty if no membership attack was run."""
-    if not any(claim.roc for verdict in told for claim in verdict.inferences):
-        return ""
-    curves = [each.roc for verdict in told for each in verdict.inferences if each.roc]
-    unknown = [text for curve in curves for text in unknown_rates_text(curve)]
-    few = "".join(f" {text}." for text in dict.fromkeys(unknown))
-    return (
-        "AUC: probability that a member scores above a non-member, 0.5 by chance; pooled over clients, whose scores "
-        "are standardised. TPR at 1 % FPR: share of members identified if 1 % of non-members are taken for members; "
-        "1 % by chance. Control: AUC of the same candidates with an update that contains none of them." + few
-    )
-
-
-def _most(mine: Sequence[InferenceResult]) -> str:
-    """Return the maximum result of each kind of inference on an arm, such as `AUC 0.648`."""
-    found: dict[str, str] = {}
-    for claim in sorted(mine, key=_shown):
-        if claim.roc:
-            found["AUC"] = f"{claim.roc.auc.value:.3f}"
-        elif claim.value:
-            found[claim.metric.replace("_", " ")] = f"{claim.value.mean:.2f}"
-    return ", ".join(f"{name} {figure}" for name, figure in found.items())
-
-
-def _shown(claim: InferenceResult) -> float:
-    """Return the figure that represents a claim: the pooled AUC of scores, otherwise the mean."""
-    return claim.roc.auc.value if claim.roc else claim.value.mean if claim.value else 0.0
+def _leading_value(claim: InferenceResult) -> float:
+    """Return the value that represents an attack: the pooled AUC of scores, otherwise the mean."""
+    if claim.roc:
+        return claim.roc.auc.value
+    return claim.value.mean if claim.value else 0.0

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rayfed.evidence.rows import Row, distortions
 from rayfed.evidence.training import ArmSummary
 from rayfed.evidence.verdicts import RunEvidence
-from rayfed.privacy.printing import at_most
-from rayfed.report import results_text
-from rayfed.report.results_text import STATES, value_text
 from rayfed.report.text.findings import PARTS
 from rayfed.report.text.formats import NONE, points, share
+from rayfed.report.text.guarantees import epsilons
+from rayfed.report.text.leakage import STATES, caveats, leakage_title, legend, reasons, value_text
 from rayfed.report.text.verdicts import inferences_text
 from rayfed.store.finding import Finding, State
 
@@ -36,6 +35,8 @@ class VerdictTable:
     rows: Sequence[VerdictRow]
     reasons: Sequence[str]
     """Why arms are inconclusive or not measured, and limits of other verdicts."""
+    judged: bool
+    """Whether the first column has the verdicts."""
     legend: Sequence[str]
     """Meaning of the words and units."""
 
@@ -46,7 +47,8 @@ def verdict_table(
     """Return the table of verdicts of a run; `weights` describes the attacked weights."""
     criterion, attacks, verdicts = evidence.criterion, evidence.attacks, evidence.verdicts
     columns: dict[str, Mapping[str, str]] = {}
-    if attacks or not all(verdict.only_inferences for verdict in verdicts):
+    judged = bool(attacks) or not all(verdict.only_inferences for verdict in verdicts)
+    if judged:
         columns |= _of_attacks(evidence)
     inferred = {verdict.arm: inferences_text(verdict) for verdict in verdicts if verdict.inferences}
     columns |= {"Inference": inferred}
@@ -55,36 +57,21 @@ def verdict_table(
     columns = {heading: cells for heading, cells in columns.items() if set(cells.values()) - {"", NONE}}
     rows = evidence.rows
     sizes = len({row["batch_size"] for row in attacks}) > 1
-    reasons = [
-        *results_text.reasons(rows, criterion, sizes),
-        *results_text.caveats(rows, criterion, sizes),
-    ]
-    legend = results_text.legend(rows, attacks, criterion) if attacks else []
+    texts = [*reasons(rows, criterion, sizes), *caveats(rows, criterion, sizes)]
+    explanations = legend(rows, attacks, criterion) if attacks else []
     if inferred:
-        legend.append("Inference: maximum over the attacks. Intervals, chance and control are listed below.")
+        explanations.append("Inference: maximum over the attacks. Intervals, chance and control are listed below.")
     return VerdictTable(
-        title=results_text.title_of_leakage(attacks, weights) if attacks else "",
+        title=leakage_title(attacks, weights) if attacks else "",
         headings=list(columns),
         rows=[
             VerdictRow(verdict.arm, verdict.state, [cells.get(verdict.arm) or NONE for cells in columns.values()])
             for verdict in verdicts
         ],
-        reasons=reasons if "Verdict" in columns else [],
-        legend=legend,
+        reasons=texts if judged else [],
+        judged=judged,
+        legend=explanations,
     )
-
-
-def epsilons(privacy: Iterable[Row]) -> dict[str, str]:
-    """Return each arm's epsilon with its unit (or `withdrawn`, `none`) from rows of `privacy`; omit other arms."""
-    found: dict[str, list[str]] = {}
-    for row in privacy:
-        if row.get("epsilon") is not None:
-            found.setdefault(row["arm"], []).append(f"{at_most(row['epsilon'])} per {row['unit']}")
-        elif row.get("defence"):  # the defence has a mechanism
-            found.setdefault(row["arm"], []).append("withdrawn")
-        elif row.get("note"):
-            found.setdefault(row["arm"], []).append("none")
-    return {arm: ", ".join(said) for arm, said in found.items()}
 
 
 def _of_attacks(evidence: RunEvidence) -> dict[str, Mapping[str, str]]:

@@ -9,6 +9,7 @@ from typing import Any
 from rayfed import registry
 from rayfed.evidence.arms import arm_and_opponent
 from rayfed.evidence.rows import Row
+from rayfed.report.text.formats import counted
 
 _BUILT = "the weights of its constructor"
 _UNTRAINED = "untrained weights"
@@ -40,14 +41,9 @@ def attacked_weights(scenario: Row, status: Row, attacks: Sequence[Row], arms: C
         return known.get(state, f"weights {state}")
     if rounds <= {0}:
         return initial
-    many = f"{len(rounds)} round{'s' * (len(rounds) > 1)}"
-    return f"the weights of {many} of a training{begun_with(scenario, arms)}"
-
-
-def begun_with(scenario: Row, arms: Collection[str] | None = None) -> str:
-    """Return a clause on the arms' initial weights; empty if no arm starts from a file of weights."""
     given = any(model.get("state") for model in _models(scenario, arms).values())
-    return f" that started from {initial_weights(scenario, arms)}" if given else ""
+    start = f" that started from {initial}" if given else ""
+    return f"the weights of {counted(len(rounds), 'round')} of a training{start}"
 
 
 def _models(scenario: Row, arms: Collection[str] | None) -> dict[str, Mapping[str, Any]]:

@@ -1,4 +1,4 @@
-"""Caption of an exported table: model, data, federation and attacks of the scenario."""
+"""Captions: model, data, federation and attacks of a scenario."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rayfed.data.sets import is_public
-from rayfed.report.share import LEFT_OUT
+from rayfed.report.text.formats import LEFT_OUT, counted
 
 _OWN = "train", "path", "root", "table"
 """Fields of data sets with a file or folder of the user."""
@@ -23,26 +23,34 @@ def played(scenario: Mapping[str, Any]) -> str:
     """
     if swept := [field for field in (scenario.get("sweep") or {}).get("fields") or {} if field != "seed"]:
         return f"Swept: {', '.join(swept)}."
-    model, data, federation = (scenario.get(name) or {} for name in ("model", "data", "federation"))
-    if not model.get("name") or not data.get("name"):
+    trained = model_and_data_text(scenario)
+    if not trained:
         return ""
+    federation = scenario.get("federation") or {}
     size = [f"{federation[name]} {name}" for name in ("clients", "rounds") if federation.get(name)]
     attacks = scenario.get("attacks") or []
     if len(attacks) > MOST:
         told = [", ".join(dict.fromkeys(one["name"] for one in attacks))]
     else:
         told = [_attack(one) for one in attacks]
-    trained = f"Model {named(model, 'arch', 'path')} on data {data_of(data)}{''.join(f', {part}' for part in size)}"
-    return "; ".join([trained, *told]) + "."
+    return "; ".join([", ".join([trained, *size]), *told]) + "."
 
 
-def named(section: Mapping[str, Any], *fields: str) -> str:
+def model_and_data_text(scenario: Mapping[str, Any]) -> str:
+    """Return the model and the data of a scenario; empty without a model or data."""
+    model, data = scenario.get("model") or {}, scenario.get("data") or {}
+    if not model.get("name") or not data.get("name"):
+        return ""
+    return f"Model {_component_text(model, 'arch', 'path')} on data {_data_text(data)}"
+
+
+def _component_text(section: Mapping[str, Any], *fields: str) -> str:
     """Return a component's name with the first of `fields` that is set, such as `timm:resnet18`."""
     part = next((section[field] for field in fields if isinstance(section.get(field), str)), LEFT_OUT)
     return str(section["name"]) if part == LEFT_OUT else f"{section['name']}:{part}"
 
 
-def data_of(data: Mapping[str, Any]) -> str:
+def _data_text(data: Mapping[str, Any]) -> str:
     """Return the name of a scenario's data: the name of a data set, or the user's file or folder."""
     name = str(data["name"])
     own = None if is_public(data) else next((data[field] for field in _OWN if isinstance(data.get(field), str)), None)
@@ -61,7 +69,7 @@ def _attack(one: Mapping[str, Any]) -> str:
     count = len(victims) if isinstance(victims, list) else victims
     parts = [one["name"]]
     parts += [f"{one['iterations']} iterations"] if one.get("iterations") else []
-    parts += [f"{count} victim{'s' * (count != 1)} per round"]
+    parts += [f"{counted(count, 'victim')} per round"]
     parts += [f"batch size {one.get('batch_size', 1)}"] if one.get("observes") == "gradient" else []
     parts += [f"given {' and '.join(one['knowledge'])}"] if one.get("knowledge") else []
     return f"{one['label']}: {', '.join(parts)}" if one.get("label") else ", ".join(parts)

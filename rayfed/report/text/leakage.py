@@ -1,4 +1,4 @@
-"""Text on a run's results for the terminal, the report and the statement: titles, legends, reasons, values."""
+"""Text on leakage: title, legend and values of its tables, and reasons and limits of its verdicts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rayfed.evidence.methods import FEWEST
 from rayfed.evidence.rows import Row, code_given, label_of, labels_given
 from rayfed.reasons import Reason
 from rayfed.report.text.findings import part_text
-from rayfed.report.text.formats import NONE, decibel_mean, share
+from rayfed.report.text.formats import NONE, counted, decibel_mean, share
 from rayfed.report.text.reasons import (
     CODE_OF_USER,
     NO_ATTACK_YET,
@@ -36,15 +36,12 @@ STATES = {
     "nothing to attack": "nothing to attack",
 }
 """Verdict of a state, as the table prints it."""
-AUC = (
-    "AUC: probability that a member scores above a non-member (0.5 by chance), with its 95 % interval. Control: the "
-    "same candidates with an update that none of them is in."
-)
-"""Legend of membership attacks."""
+LIMITS = "The verdicts hold for these attacks, their knowledge and budget. They do not show that an arm is safe."
+"""Limits of all verdicts."""
 _OBSERVED = {"gradient": "one gradient", "update": "the update of a round", "shown": "the update as clients see it"}
 
 
-def title_of_leakage(attacks: Sequence[Row], weights: str) -> str:
+def leakage_title(attacks: Sequence[Row], weights: str) -> str:
     """Return the title of the table of leakage: attacks, attackers, observation and batch size, if equal in all rows.
 
     `weights` are those that were attacked.
@@ -70,33 +67,33 @@ def _attackers(attacks: Sequence[Row]) -> str:
 
 def legend(rows: Sequence[Finding], attacks: Sequence[Row], criterion: Criterion) -> list[str]:
     """Return lines that explain the words in the table of leakage."""
-    limit = criterion.written(criterion.threshold)
     states = {row.state for row in rows}
-    lines = []
-    if "leaks" in states:
-        noun = criterion.noun
-        lines.append(
-            f"LEAKS: at least one {noun} reaches {limit} and beats the baseline, the best guess without the update."
-        )
-    if "not reconstructed" in states:
-        lines.append(_of_not_reconstructed(rows, attacks, criterion))
-    if states & {"inconclusive", "not measured"}:
+    lines = [leak_text(criterion)]
+    if State.NOT_RECONSTRUCTED in states:
+        lines.append(_not_reconstructed_text(rows, attacks, criterion))
+    if states & {State.INCONCLUSIVE, State.NOT_MEASURED}:
         lines.append("Inconclusive, not measured: the run does not show whether the arm leaks.")
     unit = "PSNR in dB, higher is closer" if criterion.modality == "pixels" else "Shares recovered"
-    return [*lines, f"{unit}. {_of_labels(rows, attacks)}".strip()]
+    return [*lines, f"{unit}. {_labels_text(rows, attacks)}".strip()]
 
 
-def _of_not_reconstructed(rows: Sequence[Finding], attacks: Sequence[Row], criterion: Criterion) -> str:
+def leak_text(criterion: Criterion) -> str:
+    """Return the definition of a leak."""
+    return (
+        f"LEAKS: at least one reconstruction reaches {criterion.written(criterion.threshold)}, beats the baseline "
+        f"(best guess without the update) and is closer to its original than to any other {criterion.noun}."
+    )
+
+
+def _not_reconstructed_text(rows: Sequence[Finding], attacks: Sequence[Row], criterion: Criterion) -> str:
     """Return the scope of the verdict, with the share of samples that may leak in spite of it."""
-    samples = min(row.samples for row in rows if row.state == "not reconstructed")
+    samples = min(row.samples for row in rows if row.state == State.NOT_RECONSTRUCTED)
     most = max((row["iterations"] for row in attacks if row.get("iterations")), default=0)
     budget = f" within {most:,} iterations" if most else ""
     share = ceil(100 * largest_share(samples))
-    noun = criterion.noun
-    some = noun if samples == 1 else f"{noun}s"
     return (
-        f"Not reconstructed: 0 of {samples} {some}{budget}, so at most {share} % of such {noun}s (95 % confidence). "
-        "Only epsilon is a guarantee."
+        f"Not reconstructed: 0 of {counted(samples, criterion.noun)}{budget}, so at most {share} % of such "
+        f"{criterion.noun}s (95 % confidence). Only epsilon is a guarantee."
     )
 
 
@@ -105,7 +102,7 @@ def largest_share(samples: int) -> float:
     return 1 - pow(0.05, 1 / samples)
 
 
-def _of_labels(rows: Sequence[Finding], attacks: Sequence[Row]) -> str:
+def _labels_text(rows: Sequence[Finding], attacks: Sequence[Row]) -> str:
     majority = {row.labels.best_guess for row in rows if row.labels and row.labels.best_guess}
     if not majority:
         return "Labels were given to the attackers." if any(map(labels_given, attacks)) else ""
@@ -118,39 +115,41 @@ def reasons(rows: Sequence[Finding], criterion: Criterion, sizes: bool = False) 
 
     `sizes` adds the batch size to an arm if the reason does not hold for all its batch sizes.
     """
-    found = [(row, reason) for row in rows for reason in reasons_of(row, criterion)]
-    return _by_reason(found, rows, sizes)
+    return _join_arms([(row, reason) for row in rows for reason in reasons_text(row, criterion)], rows, sizes)
 
 
 def caveats(rows: Sequence[Finding], criterion: Criterion, sizes: bool = False) -> list[str]:
     """Return limits of the verdicts that the table of leakage does not show; `sizes` as in `reasons`."""
-    found = [(row, caveat) for row in rows for caveat in caveats_of(row, criterion)]
-    return _by_reason(found, rows, sizes)
+    return _join_arms([(row, caveat) for row in rows for caveat in _caveats_text(row, criterion)], rows, sizes)
 
 
-def _by_reason(found: Iterable[tuple[Finding, str]], rows: Sequence[Finding], sizes: bool) -> list[str]:
-    batches = Counter(row.arm for row in rows)
-    by_reason: dict[str, dict[str, list[int | None]]] = {}
-    for row, reason in found:
-        by_reason.setdefault(reason, {}).setdefault(row.arm, []).append(row.batch)
+def _join_arms(texts: Iterable[tuple[Finding, str]], rows: Sequence[Finding], sizes: bool) -> list[str]:
+    """Return one line per text, with the arms that have it."""
+    cells = Counter(row.arm for row in rows)
+    batches: dict[str, dict[str, list[int]]] = {}
+    for row, text in texts:
+        batches.setdefault(text, {}).setdefault(row.arm, []).append(row.batch)
+    lines = []
+    for text, by_arm in batches.items():
+        names = []
+        for arm, own in by_arm.items():
+            some = sizes and len(own) < cells[arm]
+            names.append(f"{arm} at batch size {', '.join(map(str, own))}" if some else arm)
+        lines.append(f"{', '.join(names)}: {text}")
+    return lines
 
-    def named(arm: str, own: Sequence[int | None]) -> str:
-        return f"{arm} at batch size {', '.join(map(str, own))}" if sizes and len(own) < batches[arm] else arm
 
-    return [f"{', '.join(named(*arm) for arm in arms.items())}: {reason}" for reason, arms in by_reason.items()]
-
-
-def caveats_of(finding: Finding, criterion: Criterion) -> list[str]:
+def _caveats_text(finding: Finding, criterion: Criterion) -> list[str]:
     """Return the limits of the verdict on one arm and batch size."""
     found, noun = [], criterion.noun
-    if finding.state == "leaks":
+    if finding.state == State.LEAKS:
         if criterion.modality == "pixels" and finding.most is not None and finding.most < SLIGHT:
             found.append(f"no reconstruction is more than {finding.most:.1f} dB above the baseline")
         if finding.alike:
             found.append(f"{finding.alike} more reach the threshold, but a public {noun} is as close")
         if finding.reason == Reason.TOKENS_IN_ANOTHER_ORDER:
             found.append(REASONS[Reason.TOKENS_IN_ANOTHER_ORDER])
-    elif finding.state == "not reconstructed" and finding.shown not in (None, finding.samples):
+    elif finding.state == State.NOT_RECONSTRUCTED and finding.shown not in (None, finding.samples):
         found.append(
             f"without a defence only {finding.shown} of {finding.samples} {noun}s leak, so nothing is known about the "
             "other samples"
@@ -164,7 +163,7 @@ def caveats_of(finding: Finding, criterion: Criterion) -> list[str]:
     return found
 
 
-def reasons_of(finding: Finding, criterion: Criterion) -> list[str]:
+def reasons_text(finding: Finding, criterion: Criterion) -> list[str]:
     """Return the reasons and limits of the verdict on one arm and batch size; empty if there are none."""
     if finding.batch is None:
         return [NO_ATTACK_YET if finding.unfinished else NOTHING_REBUILT]

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from rayfed.evidence.arms import arm_and_opponent
 from rayfed.evidence.outcomes import yaml_line
 from rayfed.evidence.recommend import SIMULATED, Bound, BoundCheck, Candidate, Recommendation
+from rayfed.evidence.rows import Row
 from rayfed.evidence.settings import Estimate, Setting
 from rayfed.metrics.measures import MEASURES
-from rayfed.privacy.printing import at_most, caution
 from rayfed.report.text.figures import interval_text, value_text
-from rayfed.report.text.formats import NONE
+from rayfed.report.text.formats import NONE, counted
+from rayfed.report.text.guarantees import setting_guarantee_text
 from rayfed.report.text.marks import count_text
 from rayfed.report.text.settings import partly_inconclusive_text, weakness_text
 from rayfed.report.text.tables import CUT, SINGLE
 from rayfed.store.finding import State
 from rayfed.store.folder import SCENARIO
-
-if TYPE_CHECKING:
-    from rayfed.analysis.loading import Results
 
 _NAMED = 3
 """Maximum number of settings that a remark lists."""
@@ -34,7 +31,7 @@ def answer(found: Recommendation) -> str:
         return f"No setting of {found.candidates} satisfies {bounds}. Smallest excess:"
     costs = ", then ".join(MEASURES[name].title for name in found.costs)
     verb = "satisfies" if found.meeting == 1 else "satisfy"
-    return f"{found.meeting} of {_settings(found.candidates)} {verb} {bounds}. Cheapest ({costs}):"
+    return f"{found.meeting} of {counted(found.candidates, 'setting')} {verb} {bounds}. Cheapest ({costs}):"
 
 
 def bound_text(bound: Bound) -> str:
@@ -144,7 +141,7 @@ def _on_others(found: Recommendation, chosen: Setting) -> list[str]:
         titles = [one.title for one in found.unattacked[:_NAMED]]
         if len(found.unattacked) > _NAMED:
             titles.append("...")
-        count = _settings(len(found.unattacked))
+        count = counted(len(found.unattacked), "setting")
         lines.append(f"Not attacked, so their leakage is unknown: {count} ({', '.join(titles)}).")
     lines += _on_refused(found)
     if found.tied:
@@ -180,38 +177,36 @@ def _guarantee(chosen: Setting) -> str:
         return "Guarantee: none. The results are empirical, and other attacks may reconstruct more."
     row = max((row for row in chosen.rows if row["epsilon"] is not None), key=lambda row: row["epsilon"])
     return (
-        f"Guarantee: epsilon {at_most(row['epsilon'])} at delta {at_most(row['delta'])} per "
-        f"{row['epsilon_unit']}{caution(row['epsilon'])}. The guarantee covers the "
-        "training of this setting, but not the search over settings."
+        f"Guarantee: {setting_guarantee_text(row)}. The guarantee covers the training of this setting, but not the "
+        "search over settings."
     )
 
 
-def _settings(count: int) -> str:
-    return "1 setting" if count == 1 else f"{count} settings"
+def rerun_commands(url: str, scenario: Row, chosen: Candidate) -> dict[str, str]:
+    """Return the shell commands that rerun a candidate, by the description of what each runs.
 
-
-def rerun_commands(results: Results, chosen: Candidate) -> dict[str, str]:
-    """Return the shell commands that rerun a candidate; keys describe what each command runs."""
-    row, scenario = chosen.settings[0].rows[0], f"{results.url}/{SCENARIO}"
-    arms = results.scenario.get("arms") or {}
+    `url` is the folder of the results.
+    """
+    row, path = chosen.settings[0].rows[0], f"{url}/{SCENARIO}"
+    arms = scenario.get("arms") or {}
     if row.get("run"):
-        values = [f"{path}={yaml_line(value)}" for path, value in chosen.settings[0].fields.items()]
-        first = _launch(f"{results.url}/{row['run']}/{SCENARIO}")
+        values = [f"{field}={yaml_line(value)}" for field, value in chosen.settings[0].fields.items()]
+        first = _launch(f"{url}/{row['run']}/{SCENARIO}")
         return {
             "this setting, with the seed of its first repeat": first,
-            "all arms, with these values": _launch(scenario, "sweep=null", *values),
+            "all arms, with these values": _launch(path, "sweep=null", *values),
         }
     if len(arms) < 2:
-        return {"the run": _launch(scenario)}
-    name = row["arm"] if row["arm"] in arms else arm_and_opponent(results.scenario, row["arm"])[0]
+        return {"the run": _launch(path)}
+    name = row["arm"] if row["arm"] in arms else arm_and_opponent(scenario, row["arm"])[0]
     own = arms[name]
     if isinstance(own, dict):
         own = {key: value for key, value in own.items() if value}
-    return {"this arm": _launch(scenario, f"arms={yaml_line({name: own})}"), "all arms": _launch(scenario)}
+    return {"this arm": _launch(path, f"arms={yaml_line({name: own})}"), "all arms": _launch(path)}
 
 
-def _launch(scenario: str, *changes: str) -> str:
+def _launch(path: str, *changes: str) -> str:
     options = []
     for change in changes:
         options += ["--set", change]
-    return shlex.join(["rayfed", "launch", scenario, *options])
+    return shlex.join(["rayfed", "launch", path, *options])

@@ -1,0 +1,137 @@
+"""Sections of a run's page on guarantees and on malicious clients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rayfed.evidence.proved_bounds import BoundComparison, attacks_without_bound, compare_bounds, nontrivial_comparisons
+from rayfed.evidence.robustness import robustness_matrix
+from rayfed.evidence.rows import Row
+from rayfed.privacy.printing import at_most, caution, share_at_most
+from rayfed.report import plots
+from rayfed.report.run_data import RunData
+from rayfed.report.svg import SERIES, dash, svg
+from rayfed.report.text.cells import Cell, Column, PageTable, estimate_cell
+from rayfed.report.text.formats import NONE, counted, share
+from rayfed.report.text.proved_bounds import measure_text, uncovered_text
+
+_BOUNDS = (
+    Column("Protects", is_text=True),
+    Column("Prior 1/10"),
+    Column("Prior 1/100"),
+    Column("Prior 1/1,000"),
+    Column("TPR at 0.1 % FPR"),
+    Column("Membership advantage (TPR − FPR)"),
+)
+
+
+@dataclass(frozen=True)
+class LegendLine:
+    """Entry of a chart's legend: a line with the colour and dashes of a series."""
+
+    name: str
+    colour: int
+    """Number of the colour."""
+    dashes: str
+
+
+@dataclass(frozen=True)
+class Comparisons:
+    """Measured results and their proved bounds."""
+
+    chart: str
+    """SVG element."""
+    legend: Sequence[LegendLine]
+    table: PageTable
+
+
+@dataclass(frozen=True)
+class GuaranteeSection:
+    """Guarantees of the arms, proved bounds, and measured results under a bound."""
+
+    guarantees: PageTable | None
+    bounds: PageTable | None
+    uncovered: str
+    """Attacks without a proved bound."""
+    comparisons: Comparisons | None
+
+
+def make_guarantee_section(data: RunData) -> GuaranteeSection | None:
+    """Return the section; None if no arm has a guarantee or a note on one, and no result has a bound."""
+    compared = nontrivial_comparisons(compare_bounds(data.proved, data.attacks, data.inferences))
+    rows = [_guarantee_row(row) for row in data.privacy if row["epsilon"] is not None]
+    rows += [_missing_row(row) for row in data.privacy if row["epsilon"] is None and row["note"] is not None]
+    if not rows and not compared:
+        return None
+    columns = [Column("ε"), Column("δ")]
+    columns += [Column(title, is_text=True) for title in ("Protects", "Against", "Defence", "Accountant")]
+    bounds = [_bounds_row(row) for row in data.privacy if row["epsilon"] is not None and row["advantage"] is not None]
+    uncovered = attacks_without_bound(data.privacy, data.proved, data.attacks, data.inferences)
+    return GuaranteeSection(
+        guarantees=PageTable(columns, rows) if rows else None,
+        bounds=PageTable(_BOUNDS, bounds) if bounds else None,
+        uncovered=uncovered_text(uncovered),
+        comparisons=_comparisons(data.proved, compared) if compared else None,
+    )
+
+
+def _guarantee_row(row: Row) -> tuple[str, list[Cell]]:
+    note = f"; {row['note']}" if row["note"] else ""
+    return row["arm"], [
+        Cell(at_most(row["epsilon"])),
+        Cell(at_most(row["delta"])),
+        Cell(row["adjacency"]),
+        Cell(f"{row['against']}{caution(row['epsilon'])}"),
+        Cell(row["defence"], f"{row['mechanism']}, {counted(row['rounds'], 'round')}{note}"),
+        Cell(row["accountant"].upper(), row["conversion"] or ""),
+    ]
+
+
+def _missing_row(row: Row) -> tuple[str, list[Cell]]:
+    return row["arm"], [Cell(NONE), Cell(NONE), Cell(row["note"], row["defence"] or "")]
+
+
+def _bounds_row(row: Row) -> tuple[str, list[Cell]]:
+    names = ("rero_10", "rero_100", "rero_1000", "rero_1000", "advantage")
+    return row["arm"], [
+        Cell(f"one {row['unit']}", row["defence"]),
+        *(Cell(share_at_most(row[name])) for name in names),
+    ]
+
+
+def _comparisons(proved: Sequence[Row], compared: Sequence[BoundComparison]) -> Comparisons:
+    chart = plots.proved(proved, compared)
+    assert chart is not None
+    names = dict.fromkeys(f"{one.arm}, {one.attack}" for one in compared)
+    legend = [LegendLine(name, index % SERIES, dash(index)) for index, name in enumerate(names)]
+    columns = [Column("Attack", is_text=True), Column("Measure", is_text=True)]
+    columns += [Column("Measured"), Column("Chance"), Column("Proved bound")]
+    rows = []
+    for one in compared:
+        cells = [
+            Cell(one.attack),
+            Cell(measure_text(one), f"{one.hits} of {one.count}"),
+            estimate_cell(one.share, share),
+            Cell(share(one.chance.value), f"to {share(one.chance.high)}"),
+            Cell(share_at_most(one.bound), "exceeded" if one.exceeds else ""),
+        ]
+        rows.append((one.arm, cells))
+    return Comparisons(svg(chart), legend, PageTable(columns, rows))
+
+
+def make_robustness_table(data: RunData) -> PageTable | None:
+    """Return the accuracy of each arm against each kind of malicious client; None without malicious clients."""
+    matrix = robustness_matrix(sorted(data.rounds, key=lambda row: row["round"]), data.scenario)
+    if not matrix.results:
+        return None
+    rows = []
+    for arm in matrix.arms:
+        cells = []
+        for opponent in matrix.opponents:
+            result = matrix.results.get((arm, opponent))
+            backdoor = result.backdoor if result else None
+            note = "" if backdoor is None else f"backdoor {share(backdoor)}"
+            cells.append(Cell(share(result.accuracy if result else None), note))
+        rows.append((arm, cells))
+    return PageTable([Column(name) for name in matrix.opponents], rows, by_arm=False)

@@ -1,0 +1,244 @@
+"""Sections of a run's page on the training, the clients' data and the cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rayfed.evidence.label_mix import LabelMix
+from rayfed.evidence.rows import Row
+from rayfed.evidence.training import ArmSummary, add_virtual_time
+from rayfed.evidence.verdicts import Verdict
+from rayfed.report import plots
+from rayfed.report.run_data import RunData
+from rayfed.report.svg import CLASSES, Chart, svg
+from rayfed.report.text.cells import Cell, Column, PageTable
+from rayfed.report.text.formats import NONE, counts, duration, mean_duration, mean_size, near, plain, share, size
+from rayfed.report.text.verdicts import badge_text
+from rayfed.store.finding import State
+
+_STEPS = {
+    "clients": "Sampled",
+    "advertised": "Sent keys",
+    "shared": "Shared secrets",
+    "sent": "In the sum",
+    "revealed": "Unmasked the sum",
+}
+"""Heading of each step of secure aggregation, by column of `secure_sums`."""
+
+
+@dataclass(frozen=True)
+class VoteCharts:
+    """Votes of the clients in one arm: the weights of their updates, and their scores of one another's models."""
+
+    arm: str
+    weights: Chart
+    """Chart of the weights over all rounds."""
+    scores: Chart
+    """Heat map of the scores in the last round."""
+    clients: Sequence[int]
+    round: int
+    """Last round."""
+
+
+@dataclass(frozen=True)
+class VoteSection:
+    """Votes of the clients in one arm, as a page shows them."""
+
+    arm: str
+    weights: str
+    """SVG element."""
+    legend: Sequence[str]
+    """Names in the order of the colours of classes."""
+    scores: str
+    """SVG element."""
+    caption: str
+
+
+@dataclass(frozen=True)
+class TrainingSection:
+    """Charts of the training, and tables of private layers, secure aggregation and votes."""
+
+    charts: Sequence[str]
+    """SVG elements; empty if too few rounds were evaluated."""
+    private: PageTable | None
+    sums: PageTable | None
+    votes: Sequence[VoteSection]
+    empty: str
+    """Why there are no charts."""
+
+
+@dataclass(frozen=True)
+class ClientSection:
+    """Samples and classes of the clients."""
+
+    title: str
+    facts: Sequence[tuple[str, str]]
+    chart: str
+    """SVG element."""
+    legend: Sequence[str]
+    """Classes in the order of their colours."""
+    caption: str
+    """Text if the chart shows only the first clients."""
+
+
+@dataclass(frozen=True)
+class CostSection:
+    """Time and traffic of the training and the attacks."""
+
+    arms: PageTable | None
+    attacks: PageTable | None
+    simulated: bool
+    """Whether the devices of the clients are simulated."""
+
+
+def training_charts(rounds: Sequence[Row], arms: Sequence[ArmSummary]) -> list[Chart]:
+    """Return the charts of the training whose values were measured."""
+    timed = add_virtual_time(rounds)
+    charts = [
+        plots.curve(rounds, arms, "test_accuracy", "Test accuracy", as_share=True),
+        plots.curve(timed, arms, "test_accuracy", "Test accuracy", True, "simulated_minutes"),
+        plots.curve(rounds, arms, "train_loss", "Training loss"),
+        plots.curve(rounds, arms, "test_loss", "Test loss"),
+        plots.curve(rounds, arms, "test_error", "Test error"),
+        plots.curve(rounds, arms, "test_perplexity", "Test perplexity"),
+        plots.curve(rounds, arms, "test_iou", "Test intersection over union", as_share=True),
+    ]
+    return [chart for chart in charts if chart]
+
+
+def vote_charts(data: RunData) -> list[VoteCharts]:
+    """Return the clients' votes by arm; empty if no aggregation rule of the run uses votes."""
+    weights = data.rows("weights")
+    scores = data.rows("scores") if weights else []
+    found = []
+    for arm in dict.fromkeys(row["arm"] for row in weights):
+        own = [row for row in weights if row["arm"] == arm]
+        last = own[-1]["round"]
+        shown = plots.score_map(arm, [row for row in scores if (row["arm"], row["round"]) == (arm, last)])
+        clients = sorted({row["client"] for row in own})
+        found.append(VoteCharts(arm, plots.weight_lines(arm, own), shown, clients, last))
+    return found
+
+
+def make_training_section(data: RunData) -> TrainingSection:
+    """Return the section on the training."""
+    empty = "No round is complete yet."
+    if data.trained:
+        empty = "Too few rounds were evaluated for a curve. The overview has the last round."
+    return TrainingSection(
+        charts=[svg(chart) for chart in training_charts(data.rounds, data.arms)],
+        private=_private_table(data.rows("private")),
+        sums=_sums_table(data.rows("secure_sums")),
+        votes=[_vote_section(vote) for vote in vote_charts(data)],
+        empty=empty,
+    )
+
+
+def _private_table(rows: Sequence[Row]) -> PageTable | None:
+    """Return the measures of private layers in the first and in the last round."""
+    if not rows:
+        return None
+    columns = [Column("Layer", is_text=True), Column("Round"), Column("Distance between clients")]
+    columns += [Column("Rank"), Column("Scale")]
+    cells = []
+    for row in rows:
+        if row["round"] in (rows[0]["round"], rows[-1]["round"]):
+            values = [Cell(plain(row[name], 3)) for name in ("distance", "rank", "scale")]
+            cells.append((row["arm"], [Cell(row["layer"]), Cell(str(row["round"] + 1)), *values]))
+    return PageTable(columns, cells)
+
+
+def _sums_table(rows: Sequence[Row]) -> PageTable | None:
+    """Return the number of clients at each step of secure aggregation."""
+    if not rows:
+        return None
+    columns = [
+        Column("Round"),
+        *map(Column, _STEPS.values()),
+        Column("Protocol bytes"),
+        Column("Aborted", is_text=True),
+    ]
+    cells = []
+    for row in rows:
+        steps = [Cell(NONE if row[name] is None else str(row[name])) for name in _STEPS]
+        last = [Cell(size(row["protocol_bytes"])), Cell(row["aborted"] or "no")]
+        cells.append((row["arm"], [Cell(str(row["round"] + 1)), *steps, *last]))
+    return PageTable(columns, cells, label="Secure aggregation")
+
+
+def _vote_section(vote: VoteCharts) -> VoteSection:
+    legend = [f"client {client}" for client in vote.clients[:CLASSES]]
+    if len(vote.clients) > CLASSES:
+        legend.append("other clients")
+    first = f", the first {plots.MOST_MODELS} clients" if len(vote.clients) > plots.MOST_MODELS else ""
+    caption = f"Accuracy (%) in round {vote.round + 1}{first}. The table `scores` has all rounds."
+    return VoteSection(vote.arm, svg(vote.weights), legend, svg(vote.scores), caption)
+
+
+def make_client_section(mix: LabelMix | None) -> ClientSection | None:
+    """Return the section on the clients' data; None if the partition is not recorded."""
+    if mix is None:
+        return None
+    clients, most = len(mix.clients), plots.MOST_CLIENTS
+    facts = [
+        ("Clients", str(clients)),
+        ("Classes", str(len(mix.classes))),
+        ("Samples per client", f"{mix.samples[0]} to {mix.samples[2]}, median {plain(mix.samples[1], 6)}"),
+        (
+            "Classes per client",
+            f"{mix.classes_held[0]} to {mix.classes_held[2]}, median {plain(mix.classes_held[1], 4)}",
+        ),
+    ]
+    return ClientSection(
+        title=f"{clients} clients: samples and classes",
+        facts=facts,
+        chart=svg(plots.label_bars(mix)),
+        legend=[name for name, _ in plots.drawn_classes(mix)],
+        caption=f"The first {most} of {clients} clients." if clients > most else "",
+    )
+
+
+def make_cost_section(data: RunData, noun: str) -> CostSection:
+    """Return the section on time and traffic; `noun` names the samples."""
+    simulated = any(arm.simulated for arm in data.arms)
+    verdicts = {verdict.arm: verdict for verdict in data.evidence.verdicts}
+    columns = [Column("Rounds"), Column("Actor time per round", "without rounds in which processes warm up")]
+    if simulated:
+        titles = ("Simulated time per round", "Simulated time, all rounds", "Waiting time of clients", "Left out")
+        columns += [Column(title) for title in (*titles, "Accuracy", "Best reconstruction")]
+    columns += [Column("One client's update"), Column("Clients → server"), Column("Server → clients")]
+    rows = []
+    for arm in data.arms:
+        cells = [Cell(str(arm.rounds)), Cell(mean_duration(arm.actor_seconds))]
+        if simulated:
+            cells += _simulated_cells(arm, verdicts.get(arm.name))
+        cells += [Cell(mean_size(arm.update_bytes)), Cell(size(arm.bytes_up)), Cell(size(arm.bytes_down))]
+        rows.append((arm.name, cells))
+    arms = PageTable(columns, rows) if data.trained else None
+    return CostSection(arms, _attack_times(data, noun), simulated)
+
+
+def _simulated_cells(arm: ArmSummary, verdict: Verdict | None) -> list[Cell]:
+    """Return the simulated times of an arm, with its accuracy and its best reconstruction."""
+    times = [NONE] * 4
+    if arm.simulated:
+        one = arm.simulated
+        times = [mean_duration(one.rounds), duration(one.seconds), mean_duration(one.idle), share(one.dropped)]
+    leakage = "not measured"
+    if verdict:
+        leaks = verdict.state == State.LEAKS and verdict.closest
+        leakage = near(verdict.closest) if leaks and verdict.closest else badge_text(verdict)
+    return [*map(Cell, times), Cell(share(arm.accuracy)), Cell(leakage)]
+
+
+def _attack_times(data: RunData, noun: str) -> PageTable | None:
+    if not data.scored:
+        return None
+    columns = [Column("Attack", is_text=True), Column(f"{noun.capitalize()}s")]
+    columns += [Column("Iterations"), Column("Time per batch")]
+    rows = []
+    for leak in data.scored:
+        numbers = [Cell(str(leak.images)), Cell(counts(leak.iterations)), Cell(mean_duration(leak.seconds))]
+        rows.append((leak.arm, [Cell(leak.attack), *numbers]))
+    return PageTable(columns, rows, label="Time of the attacks")

@@ -1,0 +1,54 @@
+"""Text on the training of an arm: quality of its model, and simulated time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rayfed.evidence.label_mix import LabelMix
+from rayfed.evidence.training import ArmSummary
+from rayfed.report.text.formats import counted, points, share
+
+
+def quality_note(arm: ArmSummary, arms: Sequence[ArmSummary]) -> str:
+    """Return a note on the test accuracy of an arm: round, difference to the first of `arms`, other measures."""
+    parts = [_accuracy_note(arm, arms)]
+    if arm.perplexity is not None:
+        parts.append(f"per token, perplexity {arm.perplexity:.4g}")
+    if arm.iou is not None:
+        parts.append(f"per pixel, mean intersection over union {share(arm.iou)}")
+    if arm.train_accuracy is not None:
+        parts.append(f"on the clients' own samples {share(arm.train_accuracy)}")
+    if arm.non_member_accuracy:
+        random_part, mean_part = map(share, arm.non_member_accuracy)
+        parts.append(
+            "mean over the clients, each with its private part. "
+            f"A non-member gets {random_part}, or {mean_part} with the mean of the private parts"
+        )
+    return "; ".join(parts)
+
+
+def _accuracy_note(arm: ArmSummary, arms: Sequence[ArmSummary]) -> str:
+    if arm.error is not None:
+        return f"regression: mean absolute error {arm.error:.4g}, test loss {arm.loss:.4g}"
+    if arm.accuracy is None:
+        return "not evaluated" if arm.loss is None else f"not defined for this loss: test loss {arm.loss:.4g}"
+    if arm.accuracy_change is not None:
+        return f"{points(arm.accuracy_change)} points compared with {arms[0].name}"
+    assert arm.accuracy_round is not None
+    reference = ", the reference" if len(arms) > 1 else ""
+    return f"after {counted(arm.accuracy_round + 1, 'round')}{reference}"
+
+
+def extent_text(planned: int | None, arms: Sequence[ArmSummary], mix: LabelMix | None) -> str:
+    """Return the extent of a run: rounds, clients and arms; `planned` is None if it is not recorded."""
+    played = max((arm.rounds for arm in arms), default=0)
+    if planned == 0:
+        text = "Attacks on updates"
+    else:
+        of = f"{played} of " if planned and planned != played else ""
+        text = f"{of}{counted(planned or played, 'round')} of training"
+    if mix:
+        text += f" {'of' if planned == 0 else 'with'} {counted(len(mix.clients), 'client')}"
+    if len(arms) > 1:
+        text += f", {len(arms)} arms"
+    return f"{text}. Nothing is trained." if planned == 0 else f"{text}."

@@ -26,7 +26,8 @@ def played(scenario: Mapping[str, Any]) -> str:
     model, data, federation = (scenario.get(name) or {} for name in ("model", "data", "federation"))
     if not model.get("name") or not data.get("name"):
         return ""
-    size = [f"{federation[name]} {name}" for name in ("clients", "rounds") if federation.get(name)]
+    counts = {noun: federation.get(f"{noun}s") for noun in ("client", "round")}
+    size = [f"{count} {noun}" + ("" if count == 1 else "s") for noun, count in counts.items() if count]
     attacks = scenario.get("attacks") or []
     if len(attacks) > MOST:
         told = [", ".join(dict.fromkeys(one["name"] for one in attacks))]

@@ -16,7 +16,7 @@ from rayfed.update import Encrypted, Masked
 from tests.result_fixtures import attacked, small_run
 
 NOISE = [{"name": "gaussian", "sigma": 0.1}]
-METRICS = {"names": ["psnr", "ssim", "lpips_alex", "label_accuracy"]}
+METRICS = {"names": ["psnr", "ssim", "lpips_alex", "label_accuracy"], "success": {"psnr": 15.0}}
 DATA = {"model": {"name": "mlp"}, "data": {"name": "digits"}, "metrics": METRICS}
 TEXTS = DATA | {"data": {"name": "text"}, "metrics": {"names": default_names("tokens")}}
 RECORDS = DATA | {"data": {"name": "diabetes"}, "metrics": {"names": default_names("records")}}
@@ -58,7 +58,8 @@ def make_cases(folder: str) -> list[Case]:
         Case("records", _records(folder), record_bounds),
         Case("membership", _membership(folder), ("membership.auc=0.6", "membership.tpr=0.1")),
         Case("interrupted", _interrupted(folder), image_bounds),
-        Case("not attacked", small_run(folder, {"arms": {"none": []}} | DATA, "unattacked"), image_bounds),
+        Case("not attacked", _not_attacked(folder), image_bounds),
+        Case("failed", _failed(folder), image_bounds),
     ]
 
 
@@ -73,9 +74,9 @@ def _hidden(arm: str, update: type[Masked] | type[Encrypted]) -> dict[str, Any]:
 def _images(folder: str) -> RunFolder:
     without_code: dict[str, Any] = {"knowledge": ["defence"]}
     rows = [
-        _image("bare", 30.0),
+        _image("bare", 30.0, top1=1.0, people=10),
         _image("bare", 9.0, sample=1),
-        _image("noise", 9.0),
+        _image("noise", 9.0, top1=0.0, people=10),
         _image("noise", 8.0, sample=1),
         _hidden("masked", Masked),
         _hidden("sealed", Encrypted),
@@ -99,8 +100,13 @@ def _images(folder: str) -> RunFolder:
     ]
     arms: dict[str, Any] = {row["arm"]: NOISE for row in rows} | {"bare": [], "recorded": REPLAY, "alone": NOISE}
     arms["masked"] = {"protection": "secure_aggregation"}
-    attacks = [{"name": "dlg", "iterations": 300}, {"name": "idlg"}]
-    made = small_run(folder, {"arms": arms, "attacks": attacks, **DATA}, "images")
+    arms["sealed"] = {"protection": {"name": "paillier", "key_bits": 512, "insecure": True}}
+    arms["alone"] = {"defences": NOISE, "training": {"batch_size": 64}, "model": {}}
+    attacks = [{"name": "dlg", "iterations": 300, "victims": 2, "knowledge": ["defence", "code"]}, {"name": "idlg"}]
+    private = DATA | {"data": {"name": "image_folder", "root": "photos"}, "federation": {"clients": 8, "rounds": 1}}
+    made = small_run(folder, {"arms": arms, "attacks": attacks, **private}, "images")
+    sums = {"clients": 6, "advertised": 6, "shared": 5, "sent": 4, "revealed": 2, "protocol_bytes": 12_345}
+    made.write_part("secure_sums", 0, [{"arm": "masked", "round": 0, "aborted": "2 of 4 needed revealed", **sums}])
     made.write_part("attacks", 0, rows)
     privacy = [
         {"arm": "noise", **GUARANTEE, "epsilon": 2.9555, "note": None},
@@ -128,12 +134,15 @@ def _nothing_leaks(folder: str) -> RunFolder:
 
 def _defended(folder: str) -> RunFolder:
     made = small_run(folder, {"arms": {"noise": NOISE}, **DATA}, "defended")
+    made.remove("rounds/part-00000.parquet")
     made.write_part("attacks", 0, [_image("noise", 9.0)])
     return made
 
 
 def _all_leak(folder: str) -> RunFolder:
-    made = small_run(folder, {"arms": {"bare": [], "noise": NOISE}, **DATA}, "leaks")
+    scenario = {"arms": {"bare": [], "noise": NOISE}, "privacy": {"secure": True}, **DATA}
+    made = small_run(folder, scenario, "leaks")
+    made.write_part("privacy", 0, [{"arm": "noise", **GUARANTEE, "epsilon": 2.9555, "note": None}])
     labels = [_image("noise", 9.0, victim=victim, true_label=victim % 2) for victim in range(8)]
     pixels: dict[str, Any] = {"parts_recovered": 0.3, "parts_baseline": 0.05, "parts_evidence": 30.0}
     made.write_part("attacks", 0, [_image("bare", 30.0, batch_size=2), *labels, _image("noise", 9.0, **pixels)])
@@ -221,5 +230,20 @@ def _interrupted(folder: str) -> RunFolder:
     made = small_run(folder, {"arms": {"bare": [], "noise": NOISE}, "attacks": [{"name": "dlg"}], **DATA}, "stopped")
     made.write_part("attacks", 0, [_image("bare", 30.0), _image("noise", 9.0)])
     status = {"kind": "training", "state": "interrupted", "rounds_done": 1, "rounds": 9, "error": "interrupted"}
+    made.write_text("status.json", json.dumps(status))
+    return made
+
+
+def _not_attacked(folder: str) -> RunFolder:
+    made = small_run(folder, {"arms": {"none": []}} | DATA, "unattacked")
+    status = {"kind": "attack", "state": "interrupted", "rounds_done": 0, "rounds": 0, "error": "interrupted"}
+    made.write_text("status.json", json.dumps(status))
+    return made
+
+
+def _failed(folder: str) -> RunFolder:
+    made = small_run(folder, {"arms": {"bare": []}, **DATA}, "failed")
+    made.write_part("attacks", 0, [_image("bare", None, status="diverged", message="objective is not finite")])
+    status = {"kind": "training", "state": "failed", "rounds_done": 1, "rounds": 5, "error": "ResourceError: no GPU"}
     made.write_text("status.json", json.dumps(status))
     return made

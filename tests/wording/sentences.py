@@ -29,6 +29,8 @@ from rayfed.evidence.settings import Weakness
 from rayfed.evidence.updates import UpdateKey
 from rayfed.metrics.roc import Estimate
 from rayfed.reasons import Reason
+from rayfed.report import words
+from rayfed.report.caption import played
 from rayfed.report.text import next_step as next_steps
 from rayfed.report.text.baseline import change_reason_text, change_text
 from rayfed.report.text.gate import check_text, reason_text
@@ -43,6 +45,7 @@ from rayfed.report.text.reasons import (
     pending_text,
 )
 from rayfed.report.text.settings import weakness_text
+from rayfed.store.exits import advice
 from rayfed.store.finding import (
     Attacker,
     Doubt,
@@ -110,12 +113,36 @@ def _sentences() -> Iterator[tuple[str, str]]:
     yield from _on_gates()
     yield from _on_changes()
     yield from _on_next_steps()
+    yield from _on_runs()
     repeats: list[Row] = [
         {"attack": "dlg", "verdict": "inconclusive", "doubt": Reason.NOT_CONVERGED},
         {"attack": "dlg"},
     ]
     for weakness in Weakness:
         yield f"weakness {weakness.name}", weakness_text(weakness, replace(setting("noise"), rows=repeats), ["loss"])
+
+
+def _on_runs() -> Iterator[tuple[str, str]]:
+    for kind in ("training", "attack"):
+        for state in ("running", "finished", "failed", "interrupted", "killed", "fenced"):
+            yield f"advice {kind} {state}", advice(state, kind, "RUN")
+    attacked = {"kind": "attack", "weights": "initial"}
+    for model in ({}, {"state": "w.pt"}, {"name": "hf"}, {"name": "my:Net"}):
+        yield "subject", words.subject(_scenario(**model), attacked, [{"round": 0}])
+    for weights in ("trained for 3 rounds", "given", None):
+        yield "subject", words.subject(_scenario(), {"kind": "attack", "weights": weights}, [{"round": 3}])
+    for rounds in ({0}, {0, 4}, set[int]()):
+        yield "subject", words.subject(_scenario(), {"kind": "training"}, [{"round": round} for round in rounds])
+    repeats = [{"repeat": i, "verdict": state} for i, state in enumerate(("inconclusive", "leaks", "inconclusive"))]
+    best = {"result": "leaks", "max_similarity": 17.8, "baseline_similarity": 14.3, "attack": "dlg", "psnr": 12.0}
+    swept = [replace(setting("noise"), rows=[row | best for row in repeats])]
+    yield from ((f"sweep verdict {state}", text) for state, text in words.sweep_verdicts(swept))
+    for data in ({"name": "parquet", "train": "/home/me/scans.parquet"}, {"name": "cifar10", "root": "/data"}):
+        yield "caption", played({"model": {"name": "timm", "arch": "vit"}, "data": data})
+
+
+def _scenario(**model: Any) -> dict[str, Any]:
+    return {"model": {"name": "timm", "arch": "vit", **model}, "data": {"name": "digits"}}
 
 
 def _on_attacks() -> Iterator[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from html.parser import HTMLParser
@@ -26,6 +27,7 @@ from rayfed.report.statement_page import as_markdown
 from rayfed.report.sweep import write_sweep_report
 from rayfed.report.terminal_run import RunView
 from rayfed.report.terminal_sweep import SweepView
+from rayfed.store.exits import status
 from rayfed.version import __version__
 from tests.report_fixtures import make_sweep
 from tests.result_fixtures import small_sweep
@@ -74,7 +76,7 @@ def _in_sections(cases: Sequence[Case], texts: Sequence[str]) -> str:
 
 
 def terminal(cases: Sequence[Case]) -> str:
-    """Return what the terminal prints at the end of each run; for the interrupted run, at the interruption."""
+    """Return what the terminal prints at the end of each run, or at its interruption."""
     return _in_sections(cases, [_printed(case) for case in cases])
 
 
@@ -85,7 +87,7 @@ def _printed(case: Case) -> str:
     view._scenario = case.folder.scenario()
     tables = [case.folder.read_table(name).to_pylist() for name in ("rounds", "attacks", "inferences")]
     view.accounted(case.folder.read_table("privacy").to_pylist())
-    if case.name == "interrupted":
+    if status(case.folder)["state"] != "finished":
         view.interrupted("training")
         view.interrupted("attack")
         view.stopped("killed", "training")
@@ -156,13 +158,17 @@ def gate(cases: Sequence[Case]) -> str:
 def tables(cases: Sequence[Case]) -> str:
     """Return the exported table of results of each run, and the tables of a sweep."""
     texts = [export(load(case.folder.url), "markdown") for case in cases]
-    return _in_sections(cases, texts)
+    latex = export(load(cases[0].folder.url), "latex").splitlines()
+    captions = [line for line in latex if line.startswith("\\caption")]
+    return "\n".join([_in_sections(cases, texts), *captions])
 
 
 def sweep() -> str:
     """Return the page, the terminal output, the recommendations and the tables of a sweep."""
     with TemporaryDirectory() as folder:
         made, simple = make_sweep(folder, sigmas=3, repeats=2), small_sweep(Path(folder))
+        status = {"state": "interrupted", "trials_done": 2, "trials": 5, "unplayed": ["noise, sigma 1", "none"]}
+        made.files.write_text("status.json", json.dumps(status))
         write_sweep_report(made)
         rows = simple.outcomes().to_pylist()
         output = StringIO()
@@ -172,6 +178,7 @@ def sweep() -> str:
             "page": _visible(made.files.read_text("report.html")),
             "terminal": output.getvalue(),
             "recommendation": "\n".join(_recommended(rows, simple.fields)),
+            "unfinished": str(load(make_sweep(f"{folder}/whole", 2, 1).url).unfinished),
             "table": export(results, "markdown"),
             "paired differences": export(results, "markdown", "paired"),
         }

@@ -53,8 +53,6 @@ federation: {rounds: 2, clients: 3}
 )
 def test_every_end_is_one_word_with_what_to_do(error: BaseException, word: str) -> None:
     assert exits.exit_of(error) == word
-    assert ("`rayfed resume here`" in exits.advice(word, "training", "here")) == (word != "fenced")
-    assert ("run the command again" in exits.advice(word, "attack", "here")) == (word != "fenced")
 
 
 @pytest.fixture
@@ -129,8 +127,6 @@ def test_a_run_that_is_told_to_end_writes_how_it_ended(
     status = json.loads((folder / "status.json").read_text())
     assert (process.returncode, status["state"]) == (code, word), errors
     assert f"`rayfed resume {folder}`" in errors
-    assert "`rayfed resume RUN`" in status["advice"]
-    assert f"The run was {word}" in (folder / "report.html").read_text()
 
 
 @pytest.mark.engine

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 

@@ -715,9 +715,6 @@ def test_simulated_time_stands_in_outcomes_report_and_recommendation(tmp_path: P
     chosen = recommend(run.settings(), [parse_bound("test_accuracy>=0")])
     assert chosen.costs == ("simulated_seconds", "bytes_up")
     assert chosen.chosen.title == "prune"
-    page = folder.read_text("report.html")
-    assert "Test accuracy by simulated time (min), one line per arm" in page
-    assert "Simulated time per round" in page
     last = add_virtual_time([row for row in rows(folder, "rounds") if row["arm"] == "prune"])[-1]
     assert last["simulated_minutes"] == pytest.approx(found["prune"]["simulated_seconds"] / 60)
 

@@ -1176,18 +1176,13 @@ def test_of_the_usual_defences_those_are_audited_that_there_is_time_for(monkeypa
 
 
 @pytest.mark.engine
-def test_arms_that_there_is_no_time_for_are_not_measured_on_page_and_in_tables(tmp_path: Path) -> None:
-    said = StringIO()
+def test_arms_that_there_is_no_time_for_are_not_measured(tmp_path: Path) -> None:
     loaded = scenario.parse(plan(batches=[1], samples=1, defences=audit.DEFENCES).scenario_text(dict.fromkeys(
         ("inverting_gradients batch 1", "idlg batch 1"), 1)))  # fmt: skip
     attacks = [attack for attack in loaded.attacks if attack.name == "analytic"]
     loaded = loaded.model_copy(update={"attacks": attacks})
-    view = RunView(Console(file=said, width=400), brief=True)
-    enough = "about --minutes 40 in all"
-    folder = runs.attack(
-        loaded, None, str(tmp_path), local, view, None, Allowance(600, arms=["none", "prune 0.9"], enough=enough)
-    )
-    view.audited("untrained weights", "report.html")
+    allowance = Allowance(600, arms=["none", "prune 0.9"])
+    folder = runs.attack(loaded, None, str(tmp_path), local, Progress(), None, allowance)
     assert {row["arm"] for row in folder.read_table("attacks").to_pylist()} == {"none", "prune 0.9"}
     found = {row["arm"]: row for row in load(folder.url).table("verdicts").to_pylist()}
     assert list(found) == ["none", *audit.DEFENCES]

@@ -16,6 +16,7 @@ FOLDER = Path(__file__).parent
 SURFACES: dict[str, Callable[[Sequence[Case]], str]] = {
     "sentences": lambda cases: sentences.render(),
     "terminal": surfaces.terminal,
+    "progress": lambda cases: surfaces.progress(),
     "page": surfaces.page,
     "statement": surfaces.statement,
     "gate": surfaces.gate,

@@ -9,16 +9,18 @@ from html.parser import HTMLParser
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest.mock import patch
 
 from rich.console import Console
 
 from rayfed import scenario as scenarios
 from rayfed.analysis.loading import load
+from rayfed.attacks.telling import Standing
 from rayfed.cli.bounds import parse_bounds
 from rayfed.evidence.recommend import parse_bound, recommend
 from rayfed.evidence.rows import Row
 from rayfed.evidence.settings import settings
-from rayfed.report import recommendation
+from rayfed.report import recommendation, terminal_run
 from rayfed.report.export import export
 from rayfed.report.gate import Gated, Ruling
 from rayfed.report.run import write_report
@@ -192,3 +194,31 @@ def _recommended(rows: Sequence[Row], fields: Sequence[str]) -> Iterator[str]:
         yield recommendation.answer(found)
         yield from (" | ".join(recommendation.judged(check)) for check in found.chosen.checks)
         yield from recommendation.remarks(found)
+
+
+def progress() -> str:
+    """Return what the terminal prints during a run, with the times of a clock that is set."""
+    clock, output = [0.0], StringIO()
+    with patch.object(terminal_run, "monotonic", lambda: clock[0]):
+        view = RunView(Console(file=output, width=200), bar=False)
+        view.seconds = {"closed": 1.0, "search": 9.0, "long": 80.0}
+        view.pulse()
+        view._begin_bar("starting actors")
+        for clock[0] in (10.0, 20.0, 30.0):
+            view.pulse()
+        view.ready(0)
+        for clock[0], clients in ((31.0, 1), (50.0, 2)):
+            view.clients_done(0, clients, 3)
+        clock[0] = 170.0
+        view.pulse()
+        clock[0] = 190.0
+        view.observations_done(0, 3, 3)
+        waiting, done = ["closed", "search", "long"], [("closed", 1.0), ("search", 19.0)]
+        for place, clock[0] in enumerate((191.0, 211.0, 230.0)):
+            view.attacks_done(0, done[:place], waiting[place:])
+        clock[0] = 250.0
+        view.search_goes_on(0, "long", "none", Standing(2, 100, 400, 0.25, 10.0))
+        view.close()
+        clock[0] = 400.0
+        view.pulse()
+    return output.getvalue()

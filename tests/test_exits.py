@@ -28,6 +28,7 @@ from rayfed.engine.progress import Progress
 from rayfed.errors import Killed, LeaseError, RunError
 from rayfed.store import exits
 from rayfed.store.folder import RunFolder
+from tests.progress_fixtures import Interrupted
 
 pytestmark = pytest.mark.usefixtures("reports")
 
@@ -199,10 +200,6 @@ with holding(folder, print) as held:
 
 @pytest.mark.engine
 def test_the_last_table_of_a_resumed_run_is_of_the_whole_run(tmp_path: Path) -> None:
-    class Interrupted(Progress):
-        def round_done(self, *tables: Any) -> None:
-            raise KeyboardInterrupt
-
     attacked = TEXT + "attacks: [{name: idlg, rounds: [0], observes: gradient, iterations: 3}]\n"
     with pytest.raises(KeyboardInterrupt):
         runs.launch(scenarios.parse(attacked), str(tmp_path), local, Interrupted())

@@ -78,7 +78,7 @@ def _in_sections(cases: Sequence[Case], texts: Sequence[str]) -> str:
 
 
 def terminal(cases: Sequence[Case]) -> str:
-    """Return what the terminal prints at the end of each run, or at its interruption."""
+    """Return the terminal output at the end of each run, or at its interruption."""
     return _in_sections(cases, [_printed(case) for case in cases])
 
 
@@ -188,7 +188,7 @@ def sweep() -> str:
 
 
 def _recommended(rows: Sequence[Row], fields: Sequence[str]) -> Iterator[str]:
-    """Return a recommendation that meets the bounds, and one that does not."""
+    """Return a recommendation that satisfies the bounds, and one that exceeds them."""
     for limit in (15, 1):
         found = recommend(settings(rows, fields), [parse_bound(f"psnr<={limit}"), parse_bound("test_accuracy>=0.9")])
         yield recommendation.answer(found)
@@ -197,7 +197,7 @@ def _recommended(rows: Sequence[Row], fields: Sequence[str]) -> Iterator[str]:
 
 
 def progress() -> str:
-    """Return what the terminal prints during a run, with the times of a clock that is set."""
+    """Return the terminal output during a run, with a clock that the test sets."""
     clock, output = [0.0], StringIO()
     with patch.object(terminal_run, "monotonic", lambda: clock[0]):
         view = RunView(Console(file=output, width=200), bar=False)

@@ -1,4 +1,4 @@
-"""Verdicts: a sentence for each arm of any run, the same in the terminal and on the page, and none that reads low."""
+"""Verdicts: the state of each arm of any run, computed once, with the next step that follows."""
 
 from __future__ import annotations
 

@@ -37,8 +37,8 @@ def small_run(out: str, scenario: dict[str, Any], name: str = "small", seconds: 
     folder.write_text("status.json", json.dumps({"state": "finished", "rounds_done": 1, "rounds": 1, "error": None}))
     arms = scenario.get("arms") or {"none": []}
     played = [
-        {"arm": arm, "round": 0, "test_accuracy": 0.9 - 0.1 * place, "test_loss": 0.5, "clients": 2, "samples": 20,
-         "actor_seconds": seconds, "bytes_up": 1000, "bytes_down": 3000}
+        {"arm": arm, "round": 0, "test_accuracy": max(0.9 - 0.1 * place, 0.1), "test_loss": 0.5, "clients": 2,
+         "samples": 20, "actor_seconds": seconds, "bytes_up": 1000, "bytes_down": 3000}
         for place, arm in enumerate(arms)
     ]  # fmt: skip
     folder.write_part("rounds", 0, played)

@@ -28,6 +28,7 @@ from rayfed.engine.progress import Progress
 from rayfed.scenario import Scenario
 from rayfed.store import checkpoint
 from rayfed.store.folder import RunFolder
+from tests.progress_fixtures import Noting
 
 CPUS = 4
 """Number of CPUs that the tests' Ray assumes."""
@@ -101,14 +102,6 @@ def assert_same_bits(a: Any, b: Any) -> None:
             assert_same_bits(a[key], b[key])
     else:
         assert torch.equal(a, b)
-
-
-class Noting(Progress):
-    def __init__(self) -> None:
-        self.notes = list[str]()
-
-    def note(self, message: str) -> None:
-        self.notes.append(message)
 
 
 class Killer(Noting):
@@ -234,3 +227,15 @@ def _held(actor: Any) -> tuple[list[bytes], list[int]]:
             elif (type(value) is int and value > 1 << 28) or type(value).__name__ == "mpz":
                 numbers.add(int(value))
     return list(texts), list(numbers)
+
+
+def arm_weights(folder: RunFolder) -> dict[str, torch.Tensor]:
+    """Return the weights of the arm `none` in the checkpoint."""
+    found: dict[str, torch.Tensor] = weights(folder)["none"]["weights"]
+    return found
+
+
+def rows(folder: RunFolder, table: str) -> list[dict[str, Any]]:
+    """Return the rows of a table."""
+    found: list[dict[str, Any]] = folder.read_table(table).to_pylist()
+    return found

@@ -30,7 +30,8 @@ from rayfed.errors import ScenarioError, UserError
 from rayfed.scenario import Scenario
 from rayfed.store import checkpoint
 from rayfed.store.folder import RunFolder
-from tests.run_fixtures import assert_same_bits
+from tests.progress_fixtures import Interrupted
+from tests.run_fixtures import arm_weights, assert_same_bits, rows
 
 TEXT = """
 name: t
@@ -55,17 +56,6 @@ def parsed(*changes: str, text: str = TEXT) -> Scenario:
 
 def played(folder: Path, *changes: str, text: str = TEXT) -> RunFolder:
     return runs.launch(parsed(*changes, text=text), str(folder), local, Progress())
-
-
-def rows(folder: RunFolder, table: str) -> list[dict[str, Any]]:
-    return folder.read_table(table).to_pylist()
-
-
-def weights(folder: RunFolder) -> dict[str, torch.Tensor]:
-    saved = checkpoint.load(folder)
-    assert saved is not None
-    found: dict[str, torch.Tensor] = saved.server["none"]["weights"]
-    return found
 
 
 # Rules
@@ -104,7 +94,7 @@ def test_one_device_at_a_time_is_fedavg_one_client_after_another(rule: str, tmp_
         tmp_path / "a", *alone[::2], "system.concurrency=null", "aggregation={name: fedavg, weights: uniform}"
     )
     one = played(tmp_path / "b", *alone, f"aggregation={rule}")
-    torch.testing.assert_close(weights(one), weights(waits), rtol=0, atol=1e-6)
+    torch.testing.assert_close(arm_weights(one), arm_weights(waits), rtol=0, atol=1e-6)
     assert {row["staleness"] for row in rows(one, "clients")} == {0}
     for column in ("simulated_seconds", "train_loss", "bytes_up"):
         found, expected = ([row[column] for row in rows(folder, "rounds")] for folder in (one, waits))
@@ -205,7 +195,7 @@ def test_a_step_is_made_of_what_arrived_with_its_staleness(tmp_path: Path) -> No
     versions, arm = [], prepare(parsed()).accounts[0].arm
     versions.append(arm.weights)
     for rounds in range(1, 5):
-        versions.append(weights(played(tmp_path / str(rounds), f"rounds={rounds}")))
+        versions.append(arm_weights(played(tmp_path / str(rounds), f"rounds={rounds}")))
     folder = played(tmp_path / "all", "rounds=4")
     from rayfed.client.sent import Sent
     from rayfed.engine.local import LocalExecutor
@@ -226,16 +216,6 @@ def test_a_step_is_made_of_what_arrived_with_its_staleness(tmp_path: Path) -> No
     assert len(ages) > 1
 
 
-class Interrupted(Exception):
-    pass
-
-
-class Stopping(Progress):
-    def round_done(self, rows: Any, *others: Any) -> None:
-        if rows[0]["round"] == 2:
-            raise Interrupted
-
-
 def test_clients_of_unlike_sizes_train_each_by_itself(tmp_path: Path) -> None:
     text = TEXT.replace("train_samples: 200", "train_samples: 600") + "partition: {name: quantity, alpha: 0.3}\n"
     folder = played(tmp_path, text=text)
@@ -249,11 +229,11 @@ def test_clients_of_unlike_sizes_train_each_by_itself(tmp_path: Path) -> None:
 def test_a_run_that_is_resumed_makes_updates_on_their_way_again(changes: tuple[str, ...], tmp_path: Path) -> None:
     whole = played(tmp_path / "a", *changes)
     assert max(row["staleness"] for row in rows(whole, "clients")) > 1
-    with pytest.raises(Interrupted):
-        runs.launch(parsed(*changes), str(tmp_path / "b"), local, Stopping())
+    with pytest.raises(KeyboardInterrupt):
+        runs.launch(parsed(*changes), str(tmp_path / "b"), local, Interrupted(2))
     [folder] = (tmp_path / "b").iterdir()
     resumed = runs.resume(str(folder), local, Progress())
-    assert_same_bits(weights(resumed), weights(whole))
+    assert_same_bits(arm_weights(resumed), arm_weights(whole))
     timed = ("arm", "round", "client", "simulated_seconds", "staleness", "sent_bytes", "loss")
     assert [[row[name] for name in timed] for row in rows(resumed, "clients")] == [
         [row[name] for name in timed] for row in rows(whole, "clients")

@@ -21,6 +21,7 @@ from rayfed.scenario import Scenario
 from rayfed.store import checkpoint, run_key
 from rayfed.store.checkpoint import Checkpoint
 from rayfed.store.folder import RunFolder
+from tests.progress_fixtures import Interrupted
 from tests.run_fixtures import Noting, Spied, assert_same_bits, spied_launch, weights
 
 pytestmark = pytest.mark.usefixtures("reports")
@@ -39,13 +40,6 @@ resources: {clients: {actors: 1}, attackers: {actors: 1}}
 attacks:
   - {name: inverting_gradients, rounds: [1], observes: gradient, iterations: 5}
 """
-
-
-class Interrupted(Progress):
-    """Ends a run after its first round, as Ctrl-C would."""
-
-    def round_done(self, *tables: Any) -> None:
-        raise KeyboardInterrupt
 
 
 def left_by(scenario: Scenario, out: Path, state: str, key: bool) -> RunFolder:

@@ -22,7 +22,6 @@ from rayfed.errors import UserError
 from rayfed.report import terminal_sweep
 from rayfed.report.terminal import console
 from rayfed.report.terminal_run import RunView
-from rayfed.report.text.guarantees import guarantee_lines
 from rayfed.report.text.leakage import largest_share
 from rayfed.store.folder import RunFolder
 from rayfed.store.schemas import TABLES
@@ -97,34 +96,6 @@ def test_the_bar_leaves_out_an_accuracy_that_was_not_measured(view: RunView) -> 
     assert descriptions == ["round 2/3 (round 1: loss 2.000)", "round 2/3 (round 1: loss 2.000 acc 50.0%)"]
 
 
-def test_what_is_guaranteed_is_told_before_and_after(view: RunView) -> None:
-    view.ready(0)
-    guaranteed = {
-        "arm": "dp",
-        "rounds": 1,
-        "epsilon": 2.9555,
-        "delta": 1e-5,
-        "unit": "sample",
-        "adjacency": "one more",
-        "against": "all",
-    }
-    broken = {"arm": "split", "rounds": 1, "defence": "dp_sgd", "note": "no guarantee: private"}
-    empirical = {"arm": "prune", "rounds": 1, "note": "empirical: no"}
-    view.accounted([guaranteed, broken, empirical, {"arm": "none", "rounds": 1}])
-    assert "WEAK" not in printed(view)
-    assert "WEAK" in guarantee_lines([guaranteed | {"epsilon": 17.9}])[-1]
-    stated = [line.split()[:2] for line in printed(view).splitlines()[1:]]
-    assert stated == [["dp", "epsilon"], ["split", "withdrawn"], ["prune", "none"]]
-    arms = ("dp", "split", "prune", "none")
-    view.round_done(
-        [{**trained(0.5, arm), "train_loss": None} for arm in arms], [attacked(20, arm) for arm in arms], []
-    )
-    view.finished("report.html")
-    cost = printed(view).rpartition("Cost, compared")[2].splitlines()
-    words = [line.split() for line in cost]
-    assert [w[-1] for w in words if w and w[0] in arms] == ["sample", "withdrawn", "none", "–"]
-
-
 def test_a_psnr_that_was_cut_off_is_told_as_such(view: RunView) -> None:
     view.ready(0)
     view.round_done([trained()], [attacked(float("inf")), attacked(20)], [])
@@ -145,14 +116,6 @@ def test_arms_with_opponents_end_in_a_table_of_who_stands_whom(view: RunView) ->
     assert [line.split() for line in table if "mean" in line or "krum" in line] == [
         ["mean", "50.0", "%", "–"], ["krum", "87.5", "%", "75.0", "%,", "50.0", "%"],
     ]  # fmt: skip
-
-
-def test_an_arm_in_which_no_attack_answers_is_not_told_to_leak_nothing(view: RunView) -> None:
-    view.ready(0)
-    silent = attacked(12, "noise") | {"psnr": None, "status": "not applicable", "message": "no rows"}
-    view.round_done([trained(0.9), trained(0.8, "noise")], [attacked(30), silent], [])
-    view.finished("report.html")
-    assert "no image reconstructed beyond guessing" not in printed(view)
 
 
 def test_the_first_round_tells_nothing_of_the_time_left(view: RunView) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,6 +21,7 @@ from rayfed.report.run import write_report
 from rayfed.report.share import sharing
 from rayfed.store.checkpoint import Checkpoint
 from rayfed.store.folder import RunFolder
+from tests.progress_fixtures import Interrupted
 from tests.run_fixtures import assert_same_bits, weights
 
 TEXT = """
@@ -40,13 +40,6 @@ attacks:
 LATER = "{name: idlg, rounds: [0, 2], observes: gradient, iterations: 3}"
 NEW = "{name: inverting_gradients, rounds: [3], observes: gradient, iterations: 3}"
 LONGER = ("federation.rounds=4", f"attacks=[{LATER}, {NEW}]")
-
-
-class Interrupted(Progress):
-    """Ends a run after its first round, as Ctrl-C would."""
-
-    def round_done(self, *tables: Any) -> None:
-        raise KeyboardInterrupt
 
 
 NO_GPUS = dict.fromkeys(KINDS, 0)

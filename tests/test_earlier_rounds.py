@@ -36,6 +36,7 @@ from rayfed.scenario import Scenario
 from rayfed.store.folder import RunFolder
 from rayfed.update import Named, Observation, Update
 from tests.attack_fixtures import digit, leaky_lenet, observe, observed, psnr, seeded
+from tests.progress_fixtures import Interrupted
 from tests.run_fixtures import assert_same_bits, weights
 
 LOOKS = "{name: idlg, observes: gradient, rounds: [2], victims: 2, iterations: 2, earlier: 2}"
@@ -226,11 +227,6 @@ class Counting(Defence):
 def test_states_of_earlier_rounds_are_not_made_up(tmp_path: Path) -> None:
     with pytest.raises(ScenarioError, match="keeps_state"):
         runs.launch(parsed("arms={own: [tests.test_earlier_rounds:Counting]}"), str(tmp_path), local, Progress())
-
-
-class Interrupted(Progress):
-    def round_done(self, *tables: Any) -> None:
-        raise KeyboardInterrupt
 
 
 def begun(out: Path, *changes: str) -> RunFolder:

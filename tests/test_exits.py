@@ -28,6 +28,7 @@ from rayfed.engine.progress import Progress
 from rayfed.errors import Killed, LeaseError, RunError
 from rayfed.store import exits
 from rayfed.store.folder import RunFolder
+from tests.progress_fixtures import Interrupted
 
 pytestmark = pytest.mark.usefixtures("reports")
 
@@ -53,8 +54,6 @@ federation: {rounds: 2, clients: 3}
 )
 def test_every_end_is_one_word_with_what_to_do(error: BaseException, word: str) -> None:
     assert exits.exit_of(error) == word
-    assert ("`rayfed resume here`" in exits.advice(word, "training", "here")) == (word != "fenced")
-    assert ("run the command again" in exits.advice(word, "attack", "here")) == (word != "fenced")
 
 
 @pytest.fixture
@@ -129,8 +128,6 @@ def test_a_run_that_is_told_to_end_writes_how_it_ended(
     status = json.loads((folder / "status.json").read_text())
     assert (process.returncode, status["state"]) == (code, word), errors
     assert f"`rayfed resume {folder}`" in errors
-    assert "`rayfed resume RUN`" in status["advice"]
-    assert f"The run was {word}" in (folder / "report.html").read_text()
 
 
 @pytest.mark.engine
@@ -203,10 +200,6 @@ with holding(folder, print) as held:
 
 @pytest.mark.engine
 def test_the_last_table_of_a_resumed_run_is_of_the_whole_run(tmp_path: Path) -> None:
-    class Interrupted(Progress):
-        def round_done(self, *tables: Any) -> None:
-            raise KeyboardInterrupt
-
     attacked = TEXT + "attacks: [{name: idlg, rounds: [0], observes: gradient, iterations: 3}]\n"
     with pytest.raises(KeyboardInterrupt):
         runs.launch(scenarios.parse(attacked), str(tmp_path), local, Interrupted())

@@ -23,13 +23,10 @@ from rayfed.evidence.settings import Estimate, settings
 from rayfed.report.explorer import explore, interval
 from rayfed.report.export import export
 from rayfed.report.paper import run_charts, save
-from rayfed.report.text.captions import played
 from rayfed.report.text.figures import USELESS, cell_text
-from rayfed.report.text.formats import LEFT_OUT
 from rayfed.report.text.tables import OF_TWO, SINGLE, UNLIKE, grid
 from rayfed.report.trade_off import trade_off
 from rayfed.store.schemas import TABLES
-from tests.report_fixtures import make_sweep
 from tests.result_fixtures import SIGMA, attacked, outcome, setting, small_run, small_sweep, swept_rows
 from tests.test_cli import run
 from tests.test_report import make_run
@@ -68,7 +65,6 @@ def test_markdown_has_a_row_a_setting_with_its_interval(tmp_path: Path) -> None:
     ]  # fmt: skip
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:10]]
     assert rows[0] == ["none", "–", "dlg", "**0.9810 ± 0.0025**", "40.10 ± 0.25", "**10**", "0.001"]
-    assert lines[-1].startswith("Mean and half the 95 % interval (Student's t) over 3 repeats.")
 
 
 def test_one_value_has_no_interval_but_one_over_its_rounds() -> None:
@@ -86,7 +82,6 @@ def test_two_values_stand_in_place_of_an_interval_of_one_degree_of_freedom() -> 
     assert cell_text("psnr", two.measures["psnr"]) == "48 (33, 62)"
     assert interval("psnr", two.measures["psnr"]) == "47.8 dB (33.4 dB, 62.2 dB)"
     assert told.note.startswith(OF_TWO.format("repeats"))
-    assert "95 %" not in told.note
     page = explore([two], preferred=["psnr", "test_accuracy"])
     assert page.data(["none"])["entries"][0]["values"]["psnr"][1:3] == [None, None], "no bar"
     chart = trade_off(page, ["none"])
@@ -168,7 +163,6 @@ def test_attacks_that_do_not_apply_are_named_and_have_no_row(tmp_path: Path) -> 
     text = export(load(folder.url), "markdown")
     rows = [line.split("|")[1:3] for line in text.splitlines() if line.startswith("|")][2:]
     assert [[word.strip() for word in row] for row in rows] == [["none", "dlg"], ["masks", "tag"]]
-    assert "tag on none." in text
 
 
 def test_what_does_not_exist_is_named(tmp_path: Path) -> None:
@@ -212,7 +206,6 @@ def test_columns_have_the_users_order_and_headings_and_the_best_is_bold(tmp_path
     text = (tmp_path / "t.tex").read_text()
     lines = [line for line in text.splitlines() if line.endswith(r"\\")]
     assert lines == [r"PSNR $\downarrow$ & Defence \\", r"30 & a\_1 \\", r"\textbf{9} & b \\", r"\textbf{9} & c \\"]
-    assert "Bold: " in text
     code, text = run("export", folder.url, "--format", "latex", "--columns", "psrn")
     assert (code, "did you mean 'psnr'" in text) == (2, True)
     code, text = run("export", folder.url, "--columns", "psnr")
@@ -225,7 +218,6 @@ def test_what_proves_nothing_is_marked_and_never_bold() -> None:
     found = grid([setting("none", psnr=30.0), setting("prune", psnr=20.0), weak])
     assert [row[-1] for row in found.rows] == ["30", "20", "3†"]
     assert found.best == {(1, 2)}
-    assert "†: no evidence of protection" in found.note
 
 
 def test_repeats_that_prove_nothing_or_collapsed_are_marked_and_not_compared() -> None:
@@ -241,10 +233,6 @@ def test_repeats_that_prove_nothing_or_collapsed_are_marked_and_not_compared() -
     found = grid(settings(rows), dict.fromkeys(("arm", "psnr")))
     assert found.rows == [["none", "30"], ["noise", "10¶"], ["clip§", "12"]]
     assert found.best == frozenset(), "one alone is compared"
-    assert "noise in 2 of 3." in found.note
-    assert "clip in 1 of 3." in found.note
-    [entry] = [entry for entry in explore(settings(rows)).entries if entry.setting.arm == "noise"]
-    assert "inconclusive in 2 of 3 repeats" in entry.note
 
 
 def test_means_that_are_printed_alike_are_a_tie_and_guessing_is_marked() -> None:
@@ -300,31 +288,6 @@ def test_pairs_have_the_measures_that_are_asked_for_and_an_accuracy_once(tmp_pat
         export(load(url), "markdown", "paired", {"psrn": None})
 
 
-def test_a_caption_says_what_was_played_and_has_a_label(tmp_path: Path) -> None:
-    attack = {"name": "dlg", "label": "informed", "iterations": 60, "victims": 2, "observes": "gradient"}
-    attack |= {"batch_size": 1, "knowledge": ["defence", "code"]}
-    played = {"model": {"name": "mlp"}, "data": {"name": "digits"}, "federation": {"clients": 8, "rounds": 4}}
-    url = small_run(str(tmp_path), {**played, "attacks": [attack]}, name="my_run").url
-    said = "Model mlp on data digits, 8 clients, 4 rounds; informed: dlg, 60 iterations, 2 victims per round"
-    for table, label in (("outcomes", "tab:my-run"), ("rounds", "tab:my-run-rounds")):
-        text = export(load(url), "latex", table)
-        assert f"\\caption{{{said}, batch size 1, given defence and code." in text
-        assert f"\\label{{{label}}}" in text
-
-
-@pytest.mark.parametrize(
-    ("data", "said"),
-    [
-        ({"name": "parquet", "train": "/home/me/scans.parquet"}, "scans.parquet (parquet)"),
-        ({"name": "image_folder", "root": "my_images"}, "my_images (image_folder)"),
-        ({"name": "parquet", "train": LEFT_OUT}, "parquet"),
-        ({"name": "cifar10", "root": "/data"}, "cifar10"),
-    ],
-)
-def test_a_caption_names_the_users_own_file(data: dict[str, str], said: str) -> None:
-    assert played({"model": {"name": "timm", "arch": "vit"}, "data": data}) == f"Model timm:vit on data {said}."
-
-
 def test_a_figure_has_no_panel_for_what_is_everywhere_the_same() -> None:
     values = ((30.0, 0.9), (20.0, 0.8), (10.0, 0.7))
     same = [setting(str(i), psnr=psnr, ssim=0.5, mse=0.1 + i, test_accuracy=a) for i, (psnr, a) in enumerate(values)]
@@ -341,13 +304,6 @@ def test_an_arm_of_which_nothing_is_drawn_is_named_and_not_in_the_legend() -> No
     chart = trade_off(explore(found, preferred=["psnr", "test_accuracy"]), ["0", "1", "soteria"])
     assert chart is not None
     assert [name for name, _ in chart.legend] == ["0", "1"]
-    assert chart.legend_note == "not drawn: soteria"
-
-
-def test_trials_that_failed_are_told_of_a_finished_sweep(tmp_path: Path) -> None:
-    assert load(make_sweep(str(tmp_path), failed=1, stopped=1).url).unfinished == (
-        "1 failed and 1 stopped of 15 trials: means exclude them"
-    )
 
 
 @pytest.mark.parametrize(("measure", "expected"), [("psnr", "steps-post"), ("mse", "steps-pre")])
@@ -368,8 +324,6 @@ def test_what_broke_off_is_marked_and_counted_and_never_bold() -> None:
     )
     assert [row[-1] for row in found.rows] == ["30", "20", "3‡"]
     assert found.best == {(1, 3), (2, 2)}
-    assert "‡: the attack diverged or failed on some updates" in found.note
-    assert found.note.endswith("noise under dlg on 2 of 3.")
 
 
 def test_figures_are_drawn_from_the_tables_rows(tmp_path: Path) -> None:

@@ -16,11 +16,12 @@ from rayfed.engine import runs, sweeps
 from rayfed.engine.foreseen import unreachable, unused_code
 from rayfed.engine.inputs import prepare
 from rayfed.engine.local import local
-from rayfed.engine.progress import Progress, SweepProgress
+from rayfed.engine.progress import SweepProgress
 from rayfed.reasons import Reason
 from rayfed.registry import component
 from rayfed.scenario import Scenario, parse
 from rayfed.update import Update
+from tests.progress_fixtures import Noting
 
 SCENARIO = """
 name: t
@@ -95,18 +96,8 @@ class NoTrials:
         pass
 
 
-class Noted(Progress):
-    """Keeps the notes."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, message: str) -> None:
-        self.notes.append(message)
-
-
 def test_the_run_ends_as_was_said_before_it(tmp_path: Path) -> None:
-    noted = Noted()
+    noted = Noting()
     folder = runs.launch(given(), str(tmp_path), local, noted)
     assert noted.notes[0] == unreachable(given())[0]
     verdicts = {verdict.arm: verdict for verdict in Run(folder).verdicts()}

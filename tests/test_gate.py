@@ -47,7 +47,6 @@ from rayfed.metrics.known import default_names
 from rayfed.metrics.labels import even_guess, label_accuracy
 from rayfed.reasons import Reason
 from rayfed.report.gate import Gated, Ruling, read_document, schema
-from rayfed.report.text.gate import _FACTS, _REASONS
 from rayfed.store.finding import Missing
 from rayfed.store.schemas import UNPLAYED
 from tests.conftest import REPOSITORY
@@ -877,22 +876,6 @@ def test_the_script_of_the_documentation_stops_a_build_that_leaks_and_no_other(t
     )
     assert whole == short == (0, whole[1]), "an audit's arm may be named by its defence alone"
     assert run("gate", str(last), "--fail-above", "lpips=0.1")[0] == 2
-
-
-def test_every_reason_has_one_text() -> None:
-    assert sorted([*_REASONS, *_FACTS]) == sorted(ReasonKind)
-
-
-def test_a_ruling_has_a_line_in_columns_per_check_and_its_verdict_last() -> None:
-    found = ruling(row("none", 40.0), row("x", 9.0), row("y", 16.0))
-    _title, headings, *lines, last = found.lines
-    checks = [line for line in lines if not line.startswith("   ")]
-    assert [line.split()[0] for line in checks] == ["x", "y"]
-    place = headings.index("verdict")
-    assert [line[place:].split()[0] for line in checks] == ["PASSED", "FAILED"]
-    end = headings.index("value") + len("value")
-    assert [line[:end].split()[-2:] for line in checks] == [["9.0", "dB"], ["16.0", "dB"]]
-    assert last == "gate: FAILED"
 
 
 def test_a_gate_that_is_not_measured_says_what_to_do(tmp_path: Path) -> None:

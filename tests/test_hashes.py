@@ -16,6 +16,7 @@ from rayfed.engine.hashes import NOT_HASHED, _of_samples
 from rayfed.engine.local import local
 from rayfed.engine.progress import Progress
 from rayfed.store import checkpoint
+from tests.progress_fixtures import Noting
 
 TEXT = """
 name: hashed
@@ -84,16 +85,6 @@ def test_data_that_lie_in_a_file_are_not_read_to_be_hashed() -> None:
             raise AssertionError("read")
 
     assert _of_samples(Lying(), torch.zeros(1).numpy()) == NOT_HASHED  # type: ignore[arg-type]
-
-
-class Noting(Progress):
-    """Keeps what is noted."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, message: str) -> None:
-        self.notes.append(message)
 
 
 @pytest.mark.engine

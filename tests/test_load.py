@@ -120,8 +120,6 @@ def test_a_run_looks_good_in_a_notebook(run: Run) -> None:
     assert all(value for name, value in page.attributes if name == "alt")
     sources = [value or "" for name, value in page.attributes if name == "src"]
     assert all(value.startswith("data:image/png;base64,") for value in sources)
-    assert "finished, 5 of 5 rounds" in source
-    assert repr(run) == f"Run {run.url}: finished, 5 of 5 rounds; arms: none, gaussian, prune"
     assert len(source) < 200_000
 
 

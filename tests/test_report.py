@@ -12,7 +12,6 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 import torch
-import yaml
 from matplotlib.figure import Figure
 
 from rayfed.errors import RunError
@@ -30,12 +29,9 @@ from rayfed.report.pictures import SHOWN, STRIPS
 from rayfed.report.run import write_report
 from rayfed.report.text import formats
 from rayfed.report.text.attacks import threshold_text
-from rayfed.report.text.guarantees import guarantee_sentences
-from rayfed.report.text.summary import subject_text
 from rayfed.report.text.verdict_table import verdict_table
 from rayfed.store.folder import RunFolder
 from rayfed.store.images import encode_png
-from rayfed.store.schemas import TABLES
 from tests.report_fixtures import ARMS, ATTACKS, BATCH, ROUNDS, Page, make_run
 from tests.result_fixtures import attacked, small_run
 
@@ -57,44 +53,6 @@ def test_what_is_in_backticks_is_code_on_the_page_and_nothing_else_is_markup(tmp
     assert code("`a` <b> `c`") == "<code>a</code> &lt;b&gt; <code>c</code>"
     page = html(small_run(str(tmp_path), {"arms": {"none": []}}))
     assert "`" not in Page(page).text.partition("Scenario")[0]
-    folder = small_run(str(tmp_path), {"arms": {"none": []}}, name="attacked")
-    folder.remove("rounds/part-00000.parquet")
-    folder.write_part("attacks", 0, [attacked("none", "dlg", psnr=30.0)])
-    assert "<code>dp_sgd</code>" in html(folder)
-
-
-@pytest.mark.engine
-def test_guarantees_stand_beside_what_is_empirical(tmp_path: Path) -> None:
-    folder = make_run(str(tmp_path))
-    note = "empirical: no defence of this arm has a guarantee"
-    folder.write_part("privacy", 0, [{"arm": "gaussian", **PRIVATE}, {"arm": "prune", "rounds": 5, "note": note}])
-    text = html(folder)
-    for said in ("2.96", "1e-05", "one sample added", "the server", "PLD", note, "privacy.secure: true"):
-        assert said in text
-    assert "privacy.secure: true" not in html(make_run(str(tmp_path)))
-
-
-def test_without_a_training_the_page_says_that_there_is_nothing_to_account_for() -> None:
-    [untrained] = guarantee_sentences([], trained=False)
-    [unprotected] = guarantee_sentences([])
-    assert "`dp_sgd`" in untrained
-    assert "`dp_sgd`" not in unprotected
-
-
-def test_what_is_guaranteed_names_what_is_withdrawn_and_whether_noise_is_secure() -> None:
-    held = {"arm": "dp", "note": None, **PRIVATE}
-    broken = {"arm": "split", "defence": "dp_sgd", "epsilon": None, "note": "no guarantee: private layers"}
-    said = guarantee_sentences([held, broken], secure=False)
-    assert "split: withdrawn for dp_sgd: no guarantee: private layers." in said
-    assert any("privacy.secure" in line for line in said)
-    assert not any("privacy.secure" in line for line in guarantee_sentences([held], secure=True))
-    assert not any("privacy.secure" in line for line in guarantee_sentences([broken], secure=False))
-
-
-def test_an_arm_with_training_of_its_own_says_so(tmp_path: Path) -> None:
-    own = {"defences": ["prune"], "training": {"batch_size": 64}, "model": {}}
-    folder = make_run(str(tmp_path), {"none": [], "large": own})  # type: ignore[dict-item]
-    assert "training (batch_size 64) → prune" in html(folder)
 
 
 def html(folder: RunFolder) -> str:
@@ -136,11 +94,6 @@ def test_templates_are_compiled_once() -> None:
     assert environment().get_template("report.html.j2") is environment().get_template("report.html.j2")
 
 
-def test_every_arm_and_attack_is_in_the_page(page: Page) -> None:
-    for name in [*ARMS, *ATTACKS, "digits-example", "digit 3", "sigma 0.01", "finished"]:
-        assert name in page.text
-
-
 def test_table_agrees_with_pyarrow(run: RunFolder, page: Page) -> None:
     attacks = run.read_table("attacks")
     figures = [("psnr", "mean"), ("psnr", "min"), ("psnr", "max"), ("ssim", "mean"), ("psnr", "count")]
@@ -157,17 +110,13 @@ def test_table_agrees_with_pyarrow(run: RunFolder, page: Page) -> None:
         assert f"{row['ssim_mean']:.3f}, sd" in page.text
 
 
-def test_accuracy_is_the_last_round_and_its_change_is_against_the_first_arm(run: RunFolder, page: Page) -> None:
+def test_accuracies_are_those_of_the_last_round(run: RunFolder, page: Page) -> None:
     rounds = run.read_table("rounds")
     last = rounds.filter(pc.field("round") == ROUNDS - 1).to_pylist()
-    final = {row["arm"]: row["test_accuracy"] for row in last}
-    for arm in ARMS:
-        assert f"{100 * final[arm]:.1f} %" in page.text
-        assert f"on the clients' own samples {100 * final[arm] / 2:.1f} %" in page.text
-        assert {"11.0 %", "23.4 %"} <= set(re.findall(r"[\d.]+ %", page.text)), "a non-member's"
-    for arm in ("gaussian", "prune"):
-        change = f"{100 * (final[arm] - final['none']):+.1f}".replace("-", "−")
-        assert f"{change} points compared with none" in page.text
+    shown = set(re.findall(r"[\d.]+ %", page.text))
+    for row in last:
+        for measure in ("test_accuracy", "train_accuracy", "non_member_accuracy", "non_member_mean_accuracy"):
+            assert formats.share(row[measure]) in shown
 
 
 def test_loads_nothing_and_runs_nothing_but_its_own_scripts(page: Page) -> None:
@@ -207,22 +156,10 @@ def test_images_have_descriptions(page: Page) -> None:
     assert all(image.get("alt") for image in page.images)
 
 
-def test_shows_a_limited_number_of_images_and_says_how_many_are_left_out(page: Page) -> None:
+def test_shows_a_limited_number_of_images(page: Page) -> None:
     met = len(ARMS) * len(ATTACKS)
     assert len(page.images) == 2 * (1 + len(ARMS) + met * SHOWN)  # the summary's, each arm's worst, the gallery
     assert f"{met * (2 * 2 * BATCH - SHOWN)} more" in page.text
-
-
-def test_the_summary_says_what_the_tables_say(run: RunFolder, page: Page) -> None:
-    worst = max(run.read_table("attacks").to_pylist(), key=lambda row: row["psnr"])
-    said = f"{worst['attack']} reconstructed an image of client {worst['victim']}"
-    assert said in page.text
-    assert f"under arm {worst['arm']} at a PSNR of {worst['psnr']:.1f} dB" in page.text
-    assert "The gradient of 4 samples and the labels." in page.text
-    accuracy = {r["arm"]: r["test_accuracy"] for r in run.read_table("rounds").to_pylist() if r["round"] == ROUNDS - 1}
-    for arm in ("gaussian", "prune"):
-        change = f"{100 * (accuracy[arm] - accuracy['none']):+.1f}".replace("-", "−")
-        assert re.search(rf"{arm} LEAKS [^A-Z]*{100 * accuracy[arm]:.1f} % \({change}\)", page.text), "in the verdicts"
 
 
 def test_the_verdicts_are_a_row_for_each_arm_with_its_cost_and_its_guarantee(run: RunFolder) -> None:
@@ -255,34 +192,6 @@ def test_an_arm_with_several_batch_sizes_is_one_row(run: RunFolder) -> None:
     assert "Epsilon" not in cells, "nothing was trained"
 
 
-def test_arms_that_were_not_attacked_share_a_reason(run: RunFolder) -> None:
-    scenario = {"arms": {"none": [], "a": ["prune"], "b": ["prune"]}}
-    rows = [attacked("none", "dlg", psnr=30.0, distortion=None)]
-    found = verdict_table(collect_evidence(scenario, rows, []), [], [], "untrained weights")
-    assert [row.state for row in found.rows] == ["leaks", "not measured", "not measured"]
-    assert sum(line.startswith("a, b: ") for line in found.reasons) == 1
-
-
-@pytest.mark.engine
-def test_keys_that_can_be_broken_are_warned_of(tmp_path: Path) -> None:
-    sealed = {"protection": {"name": "paillier", "key_bits": 512, "insecure": True}}
-    safe = {"protection": {"name": "paillier", "key_bits": 2048, "insecure": True}}
-    text = html(make_run(str(tmp_path), {"none": [], "short": sealed, "long": safe}))  # type: ignore[dict-item]
-    assert "Keys of 512 bits (arm short)" in text
-    assert "2048 bits (arm long)" not in text
-    assert "paillier (key_bits 512, insecure True)" in text
-
-
-@pytest.mark.engine
-def test_secure_sums_stand_in_the_report(tmp_path: Path) -> None:
-    folder = make_run(str(tmp_path))
-    assert "Secure aggregation" not in html(folder)
-    row = {"arm": "none", "round": 0, "clients": 6, "advertised": 6, "shared": 5, "sent": 4, "revealed": 2}
-    folder.write_part("secure_sums", 0, [row | {"protocol_bytes": 12_345, "aborted": "2 of 4 needed revealed"}])
-    text = Page(html(folder)).text
-    assert "none 1 6 6 5 4 2 12.3 kB 2 of 4 needed revealed" in text
-
-
 def test_progress_is_shown_by_iteration_beside_the_true_image(tmp_path: Path) -> None:
     folder = make_run(str(tmp_path), {"none": []}, {"dlg": 1.0})
     key = {"arm": "none", "round": 0, "attack": "dlg", "victim": 1, "repeat": 0}
@@ -293,10 +202,6 @@ def test_progress_is_shown_by_iteration_beside_the_true_image(tmp_path: Path) ->
     held = [image["alt"] for image in page.images if "at iteration" in (image["alt"] or "")]
     assert held == [f"State of dlg at iteration {i}" for _ in range(STRIPS) for i in (0, 10, 100)]
     assert sum(image["alt"] == "The true image" for image in page.images) == STRIPS
-
-
-def test_claims_no_guarantee(page: Page) -> None:
-    assert "empirical" in page.text
 
 
 HOSTILE = "<script>alert('x')</script>"
@@ -327,7 +232,6 @@ def test_infinite_psnr_is_exact_and_leaves_means_finite(tmp_path: Path) -> None:
     rows[1] |= {"psnr": 141.0, "mse": 8e-15}
     folder.write_part("attacks", 0, [row for row in rows if row["round"] == 0])
     page = read(folder)
-    assert "exactly." in page.text
     assert ">100 dB" in page.text
     values = [min(row["psnr"], 100.0) for row in rows]
     assert f"{sum(values) / len(values):.1f}, sd" in page.text
@@ -340,39 +244,6 @@ def test_unmeasured_scores_are_not_counted() -> None:
     assert measure_spread([1.0, None, 3.0, math.nan]) == Spread(2.0, math.sqrt(2), 1.0, 3.0, 2)
     assert measure_spread([math.inf, 50.0], PSNR_CEILING) == Spread(75.0, math.sqrt(1250), 50, 100, 2)
     assert measure_spread([5.0]) == Spread(5.0, None, 5.0, 5.0, 1)
-
-
-@pytest.mark.engine
-@pytest.mark.parametrize(
-    ("more", "status", "rounds", "told"),
-    [
-        ({}, {"kind": "attack", "weights": "initial"}, {0}, "attacked with untrained weights."),
-        (
-            {"state": "w.pt"},
-            {"kind": "attack", "weights": "initial"},
-            {0},
-            "with the weights of w.pt.",
-        ),
-        ({"name": "hf"}, {"kind": "attack", "weights": "initial"}, {0}, "attacked with pretrained weights, as given."),
-        ({"name": "my:Net"}, {"kind": "attack", "weights": "initial"}, {0}, "with the weights of its constructor."),
-        ({}, {"kind": "attack", "weights": "trained for 3 rounds"}, {3}, "attacked with weights trained for 3 rounds."),
-        ({}, {"kind": "attack", "weights": "given"}, {3}, "attacked with the weights that were given."),
-        ({}, {"kind": "attack"}, {3}, "Model timm:vit on data digits."),
-        ({}, {"kind": "training"}, {0}, "attacked with untrained weights."),
-        ({}, {"kind": "training"}, {0, 4}, "attacked with the weights of 2 rounds of a training."),
-        ({}, {"kind": "training"}, set(), "Model timm:vit on data digits."),
-    ],
-)
-def test_the_page_begins_with_model_data_and_the_state_of_the_weights(
-    more: dict[str, Any], status: dict[str, Any], rounds: set[int], told: str, tmp_path: Path
-) -> None:
-    scenario = {"model": {"name": "timm", "arch": "vit", **more}, "data": {"name": "digits"}}
-    said = subject_text(scenario, status, [{"round": round} for round in rounds])
-    assert said.startswith(f"Model {scenario['model']['name']}:vit on data digits")
-    assert told in said
-    folder = make_run(str(tmp_path), {"none": []})
-    folder.write_text("scenario.yaml", folder.read_text("scenario.yaml") + yaml.safe_dump(scenario))
-    assert f"Model {scenario['model']['name']}:vit on data digits" in read(folder).text.partition("Verdict")[0]
 
 
 @pytest.mark.engine
@@ -452,31 +323,11 @@ def test_inferences_stand_beside_chance_and_generated_images_beside_true_ones(tm
     write_report(folder)
     page = Page(folder.read_text("report.html"))
     assert not page.open
-    few = "not measurable: it needs at least 1,000 non-members, but there are 120"
-    found = ("membership (AUC)", "0.800, sd 0.071", "0.625", "grant public data", few)
-    for text in (*found, "TPR at 1 % FPR", "3.3 %"):
-        assert text in page.text
     assert len([i for i in page.images if "generated by gan" in (i["alt"] or "")]) == SHOWN
 
 
 @pytest.mark.engine
-def test_failed_attacks_are_listed_with_their_reason(tmp_path: Path) -> None:
-    folder = make_run(str(tmp_path))
-    rows = [row for row in folder.read_table("attacks").to_pylist() if row["round"] == 0]
-    scores = ("label", "label_accuracy", "mse", "psnr", "ssim", "objective")
-    for row in rows:
-        if row["attack"] == "idlg" and row["arm"] == "prune":
-            row |= dict.fromkeys(scores) | {"status": "not applicable", "message": "the update has no last bias"}
-        if row["attack"] == "idlg" and row["arm"] == "gaussian":
-            row |= {"status": "diverged", "psnr": math.nan, "mse": math.nan, "message": "objective is not finite"}
-    folder.write_part("attacks", 0, rows)
-    page = read(folder)
-    assert "not applicable the update has no last bias idlg prune 2" in page.text
-    assert "diverged objective is not finite idlg gaussian 2" in page.text
-
-
-@pytest.mark.engine
-def test_attacks_without_an_answer_are_a_line_a_reason_and_no_rows(tmp_path: Path) -> None:
+def test_attacks_without_a_result_are_no_rows(tmp_path: Path) -> None:
     folder = make_run(str(tmp_path))
     rows = [row for row in folder.read_table("attacks").to_pylist() if row["round"] == 0]
     scores = ("label", "label_accuracy", "mse", "psnr", "ssim", "objective", "iterations", "seconds")
@@ -488,31 +339,10 @@ def test_attacks_without_an_answer_are_a_line_a_reason_and_no_rows(tmp_path: Pat
     for round in (0, 4):
         folder.write_part("attacks", round, rows if not round else [])
     page = read(folder)
-    assert "not applicable no bias idlg all 3 arms 6" in page.text
-    assert "not played not enough time inverting_gradients prune 2" in page.text
     entries = page.data()["entries"]
     assert [(e["arm"], e["attack"]) for e in entries] == [
         ("none", "inverting_gradients"), ("gaussian", "inverting_gradients"), ("prune", None),
     ]  # fmt: skip
-    assert "Leakage not measured" in page.text, "on the card"
-    assert "no reconstruction beyond guessing" not in page.text
-
-
-@pytest.mark.engine
-def test_the_page_begins_with_the_verdicts_and_gives_each_reason_once(tmp_path: Path) -> None:
-    folder = make_run(str(tmp_path), {"none": [], **{f"arm{i}": ["prune"] for i in range(5)}})
-    late = {"psnr": None, "status": "not played", "message": "not enough time (about 5 s)"}
-    for round in (0, 4):
-        rows = [row for row in folder.read_table("attacks").to_pylist() if row["round"] == round]
-        folder.write_part("attacks", round, [row | (late if row["arm"] != "none" else {}) for row in rows])
-    page = read(folder)
-    answer = page.text.index("1 of 6 arms leaks: none (no defence).")
-    assert "5 of 6 arms were not measured: arm0, arm1, arm2, arm3, arm4." in page.text[answer:]
-    assert "more minutes" in page.text
-    assert answer < page.text.index("none LEAKS") < page.text.index("arm0 NOT MEASURED")
-    assert "arm0, arm1, arm2, arm3, arm4: " in page.text, "one reason for all"
-    tags = re.findall(r"<tr data-entry.*?</td>", folder.read_text("report.html"))
-    assert ["not measured" in tag for tag in tags] == [False, False, *[True] * 10], "as the verdicts above"
 
 
 @pytest.mark.engine
@@ -524,8 +354,6 @@ def test_ten_arms_have_colours_of_their_own_and_legends_have_an_end(tmp_path: Pa
     named = {f"--series-{i}" for i in range(10)}
     assert named <= set(re.findall(r"--series-\d+", text))
     assert len({colour for _, colour in re.findall(r"--series-(\d+): (#\w+)", text)[:10]}) == 10
-    assert ("5 other attacks" in page.text) == (count == 12)
-    assert f"without {count - 4} other attacks" in page.text
     assert "hollow" not in [name for key, name in page.attributes if key == "class"]
 
 
@@ -537,9 +365,6 @@ def test_nothing_trained_makes_no_trade_off(tmp_path: Path) -> None:
         folder.write_part("clients", round, [])
     page = read(folder)
     assert page.data()["x"] is None
-    assert "attack time" in page.text
-    assert "Test accuracy" not in page.text
-    assert "Clients → server" not in page.text, "a table of zeros"
 
 
 def _nothing(folder: RunFolder) -> None:
@@ -575,37 +400,11 @@ def test_reports_a_partial_run(tmp_path: Path, change: Any) -> None:
 
 
 @pytest.mark.engine
-def test_reports_a_failed_run_with_its_error(tmp_path: Path) -> None:
-    folder = make_run(str(tmp_path))
-    for table in TABLES:
-        for name in folder.parts(table):
-            if name > f"{table}/part-00001.parquet":
-                folder.remove(name)
-    status = {"state": "failed", "rounds_done": 2, "rounds": ROUNDS, "error": "ResourceError: no GPU left"}
-    folder.write_text("status.json", json.dumps(status))
-    page = read(folder)
-    assert "failed after 2 complete rounds" in page.text
-    assert "ResourceError: no GPU left" in page.text
-    assert "2 of 5 rounds" in page.text
-
-
-@pytest.mark.engine
-@pytest.mark.parametrize("count", [1, 20])
-def test_one_arm_and_many(tmp_path: Path, count: int) -> None:
-    page = read(make_run(str(tmp_path), {f"arm-{i}": [] for i in range(count)}, {"idlg": 1.0}))
-    assert f"arm-{count - 1}" in page.text
-    assert ("the reference" in page.text) == (count > 1)
-
-
-@pytest.mark.engine
 def test_many_classes_and_clients(tmp_path: Path) -> None:
     folder = make_run(str(tmp_path), attacks={})
     cells = ({"client": c, "label": k, "class_name": f"k{k}", "count": k} for c in range(80) for k in range(100))
     rows = list(cells)
     folder.write_part("partition", 0, rows)
-    page = read(folder)
-    assert "90 other classes" in page.text
-    assert "The first 60 of 80 clients" in page.text
     mix = compute_label_mix(folder.read_table("partition"))
     assert mix is not None
     assert mix.samples == (4950, 4950, 4950)
@@ -677,13 +476,10 @@ def test_what_clients_weighed_and_how_they_scored_stands_in_the_report(tmp_path:
             ],
         )
     text = html(folder)
-    assert "fedboosting (rule code)" in text
     maps = re.findall(r'<svg [^>]*aria-label="Accuracy of each client.*?</svg>', text, re.DOTALL)
     assert len(maps) == 1
     for share in ("1", "56"):  # the last round's least and largest
         assert re.search(rf"<text[^>]*>{share}</text>", maps[0])
-    assert "other clients" in text
-    assert "weights of the clients' updates" not in html(make_run(str(tmp_path)))
 
 
 @pytest.mark.parametrize("rounds", [2, 3])
@@ -692,16 +488,3 @@ def test_weights_are_joined_from_three_rounds_on(rounds: int) -> None:
     rows = [{"arm": "x", "round": r, "client": c, "weight": 0.1} for r in range(rounds) for c in range(2)]
     plots.weight_lines("x", rows).draw(drawn)
     assert {line.get_linestyle() for line in drawn.axes[0].lines} == {"None" if rounds < 3 else "-"}
-
-
-@pytest.mark.engine
-@pytest.mark.parametrize("secure", [False, True])
-def test_a_secure_run_does_not_promise_its_result_again(secure: bool, tmp_path: Path) -> None:
-    folder = make_run(str(tmp_path))
-    folder.write_text(
-        "scenario.yaml", folder.read_text("scenario.yaml") + f"privacy: {{secure: {str(secure).lower()}}}\n"
-    )
-    write_report(folder)
-    html = folder.read_text("report.html")
-    assert ("the same key" in html) is secure
-    assert ("give the same result" in html) is not secure

@@ -5,16 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from rayfed import scenario
-from rayfed.cli import app
 from rayfed.shipped import scenario_names, shipped
-
-
-def run(*arguments: str) -> tuple[int, str]:
-    result = CliRunner().invoke(app, list(arguments))
-    return result.exit_code, " ".join(result.output.split())
+from tests.test_cli import run
 
 
 @pytest.fixture(autouse=True)

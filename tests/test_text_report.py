@@ -61,8 +61,6 @@ def test_a_text_is_shown_as_a_text(tmp_path: Path) -> None:
     assert text["right"] == [True] * 16
     page = Path(write_report(run)).read_text()
     assert f"<span>{text['true'][3].replace('&', '&amp;')}</span>" in page
-    assert "100.0 % of its tokens in place" in page
-    assert "Best reconstruction" in page
 
 
 def test_a_record_is_shown_by_its_columns(tmp_path: Path) -> None:
@@ -71,7 +69,6 @@ def test_a_record_is_shown_by_its_columns(tmp_path: Path) -> None:
     assert row["feature_accuracy"] == 1
     assert text["true"][1] in ("sex 1", "sex 2")
     page = Path(write_report(run)).read_text()
-    assert "of its features found" in page
     assert f"<span>{text['true'][1]}</span>" in page
 
 

@@ -81,7 +81,6 @@ def test_an_attack_that_takes_too_long_is_a_row(undisturbed: RunFolder, tmp_path
         assert {row["status"] for row in rows} == {"failed"}
         assert {row["message"] for row in rows} == {"not finished within 7 s per victim (resources.timeout)"}
         assert {row.get("psnr") or row.get("value") for row in rows} == {None}
-    assert "not finished within 7 s" in folder.read_text("report.html")
 
 
 @pytest.mark.parametrize(

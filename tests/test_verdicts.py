@@ -1,4 +1,4 @@
-"""Verdicts: a sentence for each arm of any run, the same in the terminal and on the page, and none that reads low."""
+"""Verdicts: the state of each arm of any run, computed once, with the next step that follows."""
 
 from __future__ import annotations
 
@@ -14,16 +14,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
-from rich.console import Console
 
-from rayfed import scenario as scenarios
 from rayfed.analysis.loading import Run, load
 from rayfed.engine.recorder import RunRecorder
 from rayfed.evidence.membership import Identification, Roc
 from rayfed.evidence.next_step import NextStep, Step, decide_next_step
 from rayfed.evidence.outcomes import outcomes, with_verdicts
-from rayfed.evidence.training import ArmSummary, summarise_arms
 from rayfed.evidence.verdicts import closest, collect_evidence, criterion_of, read_evidence, write_verdicts
 from rayfed.metrics.roc import Estimate
 from rayfed.reasons import Reason
@@ -31,18 +27,10 @@ from rayfed.report.export import export
 from rayfed.report.gate import Gated
 from rayfed.report.redaction import redacted
 from rayfed.report.run import write_report
-from rayfed.report.statement import Statement
-from rayfed.report.terminal_run import RunView
-from rayfed.report.text.leakage import STATES
-from rayfed.report.text.next_step import next_step_text
-from rayfed.report.text.summary import run_summary
-from rayfed.report.text.verdicts import headline
 from rayfed.store.finding import Finding, Missing, State
-from rayfed.store.images import encode_png
 from rayfed.store.schemas import UNPLAYED, WANT_OF_TIME
 from rayfed.store.typed import rows_from, table_from
 from rayfed.update import Masked
-from tests.report_fixtures import Page
 from tests.result_fixtures import attacked, small_run
 
 ARMS = {"bare": [], "noise": [{"name": "gaussian", "sigma": 0.1}], "masks": {"protection": "secure_aggregation"}}
@@ -57,10 +45,6 @@ def row(arm: str, psnr: float | None, attack: str = "dlg", **more: Any) -> dict[
 
 def hidden(arm: str) -> dict[str, Any]:
     return row(arm, None, status="not applicable", reason=Masked.reason, message=Masked.unreadable, label_accuracy=None)
-
-
-def arms_of(*names: str) -> list[ArmSummary]:
-    return summarise_arms(names, {}, [], [])
 
 
 def of(*rows: dict[str, Any], scenario: dict[str, Any] = SCENARIO, **more: Any) -> dict[str, Any]:
@@ -233,7 +217,7 @@ def test_a_run_has_its_verdicts_as_a_table(tmp_path: Path) -> None:
         ({"state": "finished"}, True),
     ],
 )
-def test_page_tables_and_statement_agree_on_a_run_that_was_stopped(
+def test_table_outcomes_and_gate_agree_on_a_run_that_was_stopped(
     tmp_path: Path, status: dict[str, Any], known: bool
 ) -> None:
     folder = small_run(str(tmp_path), SCENARIO)
@@ -244,13 +228,7 @@ def test_page_tables_and_statement_agree_on_a_run_that_was_stopped(
     assert isinstance(run, Run)
     assert {one.arm: one.state for one in run.verdicts()}["noise"] == state
     assert {one["arm"]: one["verdict"] for one in outcomes(folder)}["noise"] == state
-    if status["state"] == "interrupted":
-        page = Page(Path(write_report(folder).removeprefix("file://")).read_text()).text
-        assert ("noise not reconstructed " in page) == known
     assert Gated(folder, folder.url).inputs.finished == known
-    [lead, *_] = Statement(folder, {}, folder).lead
-    assert ("did not finish" in lead) == (not known)
-    assert ("stopped after its last round" in lead) == (known and status["state"] != "finished")
 
 
 def test_attacks_that_fail_without_a_defence_too_say_nothing_of_it() -> None:
@@ -267,15 +245,6 @@ def test_more_iterations_are_advised_if_a_search_did_not_converge() -> None:
     step = step_of(cut)
     assert step == NextStep(Step.SEARCH_LONGER)
     assert step_of([]) is None
-
-
-def test_what_a_verdict_says_of_the_code_is_not_said_beside_each_attack_too() -> None:
-    shown = StringIO()
-    partly = row("noise", 9.0, reason=Reason.CODE_PARTLY_USED, message="noise takes few values")
-    RunView(Console(file=shown, width=300)).round_done([], [partly], [])
-    assert "few values" not in shown.getvalue()
-    [found] = of(row("bare", 30.0), partly)["noise"].findings
-    assert found.doubt == (Reason.CODE_PARTLY_USED, "noise takes few values")
 
 
 @pytest.mark.parametrize("why", [Reason.BUFFERS_NOT_SOLVED, Reason.CODE_NOT_RUN])
@@ -308,9 +277,8 @@ def test_an_arm_whose_labels_are_recovered_says_so_whatever_its_state() -> None:
     told = {verdict.arm: verdict for verdict in collect_evidence(scenario, rows, []).verdicts}
     labels = {arm: verdict.findings[0].labels for arm, verdict in told.items()}
     assert {arm: one.beyond for arm, one in labels.items() if one} == {"bare": True, "noise": True, "prune": False}
-    assert labels["noise"]
+    assert labels["noise"] is not None
     assert labels["noise"].by_chance
-    assert "noise" in headline(scenario, list(told.values()))[-1]
 
 
 def test_what_was_planned_to_be_left_out_and_played_after_all_is_no_next_step() -> None:
@@ -333,29 +301,10 @@ def test_the_next_step_for_a_near_reconstruction_is_to_look_at_it() -> None:
         assert (step == NextStep(Step.COMPARE_RECONSTRUCTIONS, ("noise",))) == shown
 
 
-def test_the_next_step_attacks_for_longer_what_was_not_reconstructed() -> None:
-    arms = {"bare": [], "noise": ARMS["noise"]}
-    scenario = SCENARIO | {"arms": arms, "attacks": [{"name": "analytic"}, {"name": "dlg", "iterations": 300}]}
-    rows = [row("bare", 30.0), row("noise", 9.0)]
-    step = next_step_text(collect_evidence(scenario, rows, []), run="runs/x")
-    assert step.endswith("rayfed launch runs/x/scenario.yaml --set attacks.1.iterations=1200")
-
-
 def test_targets_read_off_nearer_than_the_median_are_told_as_labels_are() -> None:
     sought = {"label_accuracy": None, "target_baseline": 0.5}
     rows = [row("bare", 30.0), row("noise", 9.0, target_error=0.1, **sought)]
     assert [one.targets_beyond for one in collect_evidence(SCENARIO, rows, []).findings] == [False, True]
-    rows = [row("bare", 30.0), row("noise", 9.0, target_error=0.6, **sought)]
-    none = collect_evidence(SCENARIO, rows, []).verdicts
-    assert not any("Labels were" in line for line in headline(SCENARIO, none))
-
-
-def test_the_table_of_verdicts_has_the_labels_of_every_arm(tmp_path: Path) -> None:
-    folder = small_run(str(tmp_path), {"arms": {"bare": [], "noise": ARMS["noise"]}})
-    folder.write_part("attacks", 0, [*labelled("bare", 30.0, 1, 1), *labelled("noise", 9.0, 1, 1)])
-    write_report(folder)
-    page = folder.read_text("report.html")
-    assert page.count('data-label="Labels recovered">100 %') == 2
 
 
 def test_samples_that_did_not_leak_acquit_no_defence() -> None:
@@ -415,90 +364,6 @@ def test_what_is_no_leak_is_neither_the_worst_nor_called_reconstructed(gain: flo
     assert closest([row("bare", None)], criterion) is None
 
 
-def test_the_summary_names_one_closest_sample_as_the_verdict_does() -> None:
-    rows = [row("bare", 19.1, above_baseline=-1.0), row("bare", 14.4, sample=1), row("noise", 14.0)]
-    criterion = criterion_of(SCENARIO, rows)
-    said = run_summary(arms_of("bare", "noise"), closest(rows, criterion), criterion, [], None, secure=False)
-    leak = run_summary(arms_of("bare"), row("bare", 30.0), criterion, [], None, secure=False)
-    assert said[0].heading != leak[0].heading
-    assert "PSNR of 19.1 dB" in said[0].lines[0]
-
-
-def test_people_recognised_behind_a_defence_that_is_not_measured_are_no_evidence(tmp_path: Path) -> None:
-    folder = small_run(str(tmp_path), SCENARIO)
-    rows = [row("bare", 30.0, top1=1.0, people=10), row("noise", 9.0, top1=0.0, people=10, knowledge=[])]
-    folder.write_part("attacks", 0, rows)
-    [bare, noise] = next(block for block in Statement(folder, {}, folder)._recovered if isinstance(block, list))
-    assert noise.endswith("noise is inconclusive)")
-    assert "no evidence" not in bare
-
-
-def test_the_page_and_the_terminal_say_the_same(tmp_path: Path) -> None:
-    rows = [row("bare", 30.0), row("noise", 9.0), hidden("masks")]
-    folder = small_run(str(tmp_path), SCENARIO)
-    folder.write_part("attacks", 0, rows)
-    page = Page(Path(write_report(folder)).read_text(encoding="utf-8")).text
-    view = RunView(Console(file=StringIO(), width=80))
-    view.starting(scenarios.parse("{name: t, federation: {rounds: 1, clients: 2}}"), folder, "here")
-    view._scenario = folder.scenario()
-    view.round_done([], rows, [])
-    view.finished("report.html")
-    printed = view._console.file.getvalue()  # type: ignore[attr-defined]
-    for verdict in of(*rows).values():
-        assert f"{verdict.arm} {STATES[verdict.state]} " in page
-        [line] = [line for line in printed.splitlines() if line.startswith(f"{verdict.arm} ")]
-        assert STATES[verdict.state] in line
-    assert [one["verdict"] for one in outcomes(folder)] == ["leaks", "not reconstructed", "nothing to attack"]
-
-
-def test_how_many_at_the_threshold_are_beyond_a_guess_stands_beside_their_share(tmp_path: Path) -> None:
-    scenario = SCENARIO | {"metrics": {"names": ["psnr"], "success": {"psnr": 15.0}}, "data": {"name": "image_folder"}}
-    folder = small_run(str(tmp_path), scenario)
-    rows = [(20.0, 3.0, 1.0), (18.0, 1.0, 0.0), (16.0, -1.0, 1.0), (9.0, -3.0, 1.0)]
-    found = [
-        row("bare", psnr, sample=i, above_baseline=gain, identified=apart) for i, (psnr, gain, apart) in enumerate(rows)
-    ]
-    folder.write_part("attacks", 0, found)
-    key = {"arm": "bare", "round": 0, "attack": "dlg", "victim": 1, "repeat": 0, "sample": 0}
-    image = encode_png(torch.zeros(1, 8, 8))
-    folder.write_part("images", 0, [key | {"true": image, "reconstructed": image}])
-    page = Path(write_report(folder)).read_text(encoding="utf-8")
-    assert "75.0 %<small>1 identified</small>" in page
-    assert "<code>--set output.images=all</code>" in page
-
-
-@pytest.mark.parametrize("warned", [True, False])
-def test_samples_are_warned_of_where_the_folder_has_some(tmp_path: Path, warned: bool) -> None:
-    folder = small_run(str(tmp_path), SCENARIO | {"data": {"name": "image_folder", "root": "photos"}})
-    view = RunView(Console(file=StringIO(), width=200))
-    view.starting(scenarios.parse("{name: t, federation: {rounds: 1, clients: 2}}"), folder, "here")
-    view._scenario = folder.scenario()
-    if warned:
-        key = {"arm": "bare", "round": 0, "attack": "dlg", "victim": 1, "repeat": 0, "sample": 0}
-        image = encode_png(torch.zeros(1, 8, 8))
-        folder.write_part("images", 0, [key | {"true": image, "reconstructed": image}])
-    view.round_done([], [row("bare", 30.0 if warned else None, status="ok" if warned else "not played")], [])
-    view.finished("report.html")
-    printed = view._console.file.getvalue()  # type: ignore[attr-defined]
-    assert ("not known to be public" in printed) == warned
-
-
-def test_what_leaked_before_an_interruption_is_said_in_the_terminal(tmp_path: Path) -> None:
-    """Rows that no round has handed to the view yet are in the folder; nothing but a leak is said of them."""
-    rows = [row("bare", 30.0), row("noise", 9.0)]
-    folder = small_run(str(tmp_path), SCENARIO)
-    folder.write_part("attacks", 0, rows)
-    folder.write_text("status.json", json.dumps({"state": "interrupted", "rounds": 1, "rounds_done": 0}))
-    view = RunView(Console(file=StringIO(), width=200))
-    view.starting(scenarios.parse("{name: t, federation: {rounds: 1, clients: 2}}"), folder, "here")
-    view._scenario = folder.scenario()
-    view.interrupted("attack")
-    printed = view._console.file.getvalue()  # type: ignore[attr-defined]
-    for verdict in of(*rows, finished=False).values():
-        [line] = [line for line in printed.splitlines() if line.startswith(f"{verdict.arm} ")]
-        assert STATES[verdict.state] in line
-
-
 @pytest.mark.parametrize(("auc", "control", "expected"), [
     ((0.7, 0.6, 0.8), (0.5, 0.4, 0.6), Identification.IDENTIFIED),
     ((0.55, 0.5, 0.6), None, Identification.NOT_IDENTIFIED),
@@ -508,36 +373,6 @@ def test_what_leaked_before_an_interruption_is_said_in_the_terminal(tmp_path: Pa
 def test_members_are_identified_by_the_intervals(auc: Any, control: Any, expected: Identification) -> None:
     roc = Roc(Estimate(*auc), control and Estimate(*control), {}, 9, 9)
     assert roc.identification == expected
-
-
-@pytest.mark.parametrize(("kind", "said"), [
-    ("attack", "{page} has no result"),
-    ("training", "{page} shows the results so far"),
-])  # fmt: skip
-def test_an_interruption_before_any_answer_says_what_to_do(tmp_path: Path, kind: str, said: str) -> None:
-    folder = small_run(str(tmp_path), SCENARIO)
-    folder.write_text("status.json", json.dumps({"state": "interrupted", "kind": kind, "rounds": 0}))
-    view = RunView(Console(file=StringIO(), width=200))
-    view.starting(scenarios.parse("{name: t, federation: {rounds: 1, clients: 2}}"), folder, "here")
-    view.interrupted(kind)
-    printed = view._console.file.getvalue()  # type: ignore[attr-defined]
-    assert said.format(page=f"{folder.url}/report.html") in printed
-    page = Page(Path(write_report(folder)).read_text(encoding="utf-8")).text
-    assert "Next: run the command again" in page or kind == "training"
-
-
-@pytest.mark.parametrize(("kind", "rounds", "next"), [
-    ("attack", 0, "run the command again, because attacks cannot be resumed"), ("training", 9, "rayfed resume"),
-])  # fmt: skip
-def test_the_next_step_of_what_was_interrupted_is_to_go_on(tmp_path: Path, kind: str, rounds: int, next: str) -> None:
-    folder = small_run(str(tmp_path), SCENARIO)
-    folder.write_part("attacks", 0, [row("bare", 30.0)])
-    status = {"kind": kind, "state": "interrupted", "rounds_done": 0, "rounds": rounds, "error": "interrupted"}
-    folder.write_text("status.json", json.dumps(status))
-    page = Page(Path(write_report(folder)).read_text(encoding="utf-8")).text
-    assert next in page.partition("Next: ")[2].partition("\n")[0]
-    assert "why attacks did not answer" not in page
-    assert ("after 0 complete rounds" in page) == (rounds > 0)
 
 
 def test_trials_of_one_arm_find_their_reference_in_others() -> None:
@@ -567,17 +402,3 @@ def test_trials_of_one_arm_find_their_reference_in_others() -> None:
     assert told(leak, works, blind, row("noise", "not reconstructed", "b") | {"explains": False})[2] == "inconclusive"
     large = [one | {"batch_size": 8} for one in (leak, blind)]
     assert told(leak, no, *large)[1] == "inconclusive", "no attacker has the code at batch 8"
-
-
-def test_what_was_inferred_stands_beside_what_was_rebuilt(tmp_path: Path) -> None:
-    scores = [{"kind": kind, "sample": i, "score": float(i + 2 * (kind == "member")), "control": 0.0}
-              for kind in ("member", "non-member") for i in range(4)]  # fmt: skip
-    key = {"arm": "bare", "round": 0, "attack": "loss", "victim": 0, "repeat": 0, "status": "ok", "message": ""}
-    inferred = key | {"metric": "auc", "value": 0.8, "chance": 0.5, "control": 0.5, "candidates": 8, "scores": scores}
-    folder = small_run(str(tmp_path), SCENARIO)
-    folder.write_part("inferences", 0, [inferred])
-    page = Path(write_report(folder)).read_text(encoding="utf-8")
-    assert "no attack has run" not in page
-    assert '<td class="number">4</td><td class="number">4</td>' in page, "members and non-members"
-    assert 'data-label="Inference">AUC ' in page
-    assert page.count("not measurable: it needs at least 1,000 non-members, but there are 4") == 1

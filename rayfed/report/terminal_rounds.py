@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rayfed.report.text.formats import share
+from rayfed.report.text.formats import NONE, share
 
 _WIDTH = 16
 """Minimum width of an arm's column."""
@@ -35,7 +35,7 @@ class RoundLines:
                 f"{number}  {row['arm']}  loss {_loss(row)}  {_named_quality(row)}  {left}".rstrip() for row in shown
             ]
         heading = [] if self._columns else self._heading(rows)
-        cells = [f"{_loss(row):>{self._columns[row['arm']] - 8}}{_quality(row):>8}" for row in rows]
+        cells = [f"{_loss(row, NONE):>{self._columns[row['arm']] - 8}}{_quality(row):>8}" for row in rows]
         return [*heading, f"{number}{''.join(cells)}   {left}".rstrip()]
 
     def _fits(self, arms: Sequence[str]) -> bool:
@@ -51,9 +51,9 @@ class RoundLines:
         return [f"round{indent[5:]}{arms}", f"{indent}{names}"]
 
 
-def _loss(row: Mapping[str, Any]) -> str:
-    """Return the training loss; a round with Poisson sampling may have no client."""
-    return "no client" if row["train_loss"] is None else f"{row['train_loss']:.3f}"
+def _loss(row: Mapping[str, Any], missing: str = "no client") -> str:
+    """Return the training loss, or `missing`: a round with Poisson sampling may have no client."""
+    return missing if row["train_loss"] is None else f"{row['train_loss']:.3f}"
 
 
 def _quality(row: Mapping[str, Any]) -> str:

@@ -27,7 +27,8 @@ def played(scenario: Mapping[str, Any]) -> str:
     if not trained:
         return ""
     federation = scenario.get("federation") or {}
-    size = [f"{federation[name]} {name}" for name in ("clients", "rounds") if federation.get(name)]
+    counts = {noun: federation.get(f"{noun}s") for noun in ("client", "round")}
+    size = [f"{count} {noun}" + ("" if count == 1 else "s") for noun, count in counts.items() if count]
     attacks = scenario.get("attacks") or []
     if len(attacks) > MOST:
         told = [", ".join(dict.fromkeys(one["name"] for one in attacks))]

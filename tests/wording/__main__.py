@@ -1,0 +1,5 @@
+"""Rewrite the snapshots of all wording."""
+
+from tests.wording import rewrite
+
+rewrite()

@@ -80,8 +80,8 @@ def legend(rows: Sequence[Finding], attacks: Sequence[Row], criterion: Criterion
 def leak_text(criterion: Criterion) -> str:
     """Return the definition of a leak."""
     return (
-        f"LEAKS: at least one reconstruction reaches {criterion.written(criterion.threshold)}, beats the baseline "
-        f"(best guess without the update) and is closer to its original than to any other {criterion.noun}."
+        f"LEAKS: a reconstruction reaches {criterion.written(criterion.threshold)}, beats the baseline (best guess "
+        f"without the update) and identifies its {criterion.noun}."
     )
 
 

@@ -176,6 +176,15 @@ def test_a_killed_run_is_not_running_after_a_driver_that_could_not_continue(tmp_
     assert folder.read_table("verdicts")["unfinished"].to_pylist() == [False, True, True]
 
 
+def test_outcomes_give_the_reason_of_the_verdict(tmp_path: Path) -> None:
+    folder = small_run(str(tmp_path), SCENARIO)
+    folder.write_part("attacks", 0, [row("bare", 30.0), row("noise", 9.0, fit=None)])
+    [finding] = [one for one in read_evidence(folder).findings if one.arm == "noise"]
+    [outcome] = [one for one in outcomes(folder) if one["arm"] == "noise"]
+    assert (outcome["result"], outcome["verdict"]) == ("not reconstructed", "inconclusive")
+    assert outcome["doubt"] == finding.reason == Reason.ADAPTIVE_NOT_COMPARED
+
+
 def _renamed_state(table: pa.Table) -> pa.Table:
     place = table.schema.get_field_index("verdict")
     return table.set_column(place, table.schema.field(place), pa.array(["state of a later version"] * len(table)))

@@ -71,8 +71,15 @@ def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
         if arm.name not in results:
             found.append(common)
     found = with_references(found, scenario, lambda row: ())
-    states = {verdict.arm: verdict.state for verdict in read_evidence(folder).verdicts}
-    return [row | {"verdict": states.get(row["arm"], row["verdict"])} for row in found]
+    evidence = read_evidence(folder)
+    states = {verdict.arm: verdict.state for verdict in evidence.verdicts}
+    inconclusive = [one for one in evidence.findings if one.state == State.INCONCLUSIVE]
+    doubts: dict[Hashable, Reason | None] = {(one.arm, one.batch): one.reason for one in inconclusive}
+    for row in found:
+        row["verdict"] = states.get(row["arm"], row["verdict"])
+        if row.get("result") == State.NOT_RECONSTRUCTED and row.get("doubt"):
+            row["doubt"] = doubts.get((row["arm"], row.get("batch_size"))) or row["doubt"]
+    return found
 
 
 def _group_by_attack(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:

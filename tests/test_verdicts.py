@@ -17,6 +17,7 @@ import pytest
 
 from rayfed.analysis.loading import Run, load
 from rayfed.engine.recorder import RunRecorder
+from rayfed.errors import UserError
 from rayfed.evidence.membership import Identification, Roc
 from rayfed.evidence.next_step import NextStep, Step, decide_next_step
 from rayfed.evidence.outcomes import outcomes, with_verdicts
@@ -27,7 +28,9 @@ from rayfed.report.export import export
 from rayfed.report.gate import Gated
 from rayfed.report.redaction import redacted
 from rayfed.report.run import write_report
+from rayfed.store import exits
 from rayfed.store.finding import Finding, Missing, State
+from rayfed.store.lease import holding
 from rayfed.store.schemas import UNPLAYED, WANT_OF_TIME
 from rayfed.store.typed import rows_from, table_from
 from rayfed.update import Masked
@@ -143,6 +146,27 @@ def test_the_exported_table_has_lists_and_structs_as_json(tmp_path: Path) -> Non
     [bare, *_] = csv.DictReader(StringIO(export(load(folder.url), "csv", "verdicts")))
     assert json.loads(bare["parts_by"]) == {"attack": "dlg", "knowledge": ["defence", "code"]}
     assert json.loads(bare["knowledge"]) == ["defence", "code"]
+
+
+def test_a_killed_run_is_not_running_after_a_driver_that_could_not_continue(tmp_path: Path) -> None:
+    folder = small_run(str(tmp_path), SCENARIO)
+    folder.write_part("attacks", 0, [row("bare", 30.0)])
+    folder.write_text("status.json", json.dumps({"state": "running", "rounds_done": 1, "rounds": 2}))
+    with suppress(UserError), holding(folder, print):
+        assert exits.status(folder)["state"] == "running"
+        raise UserError("the scenario was edited")
+    assert exits.status(folder)["state"] == "killed"
+    write_report(folder)
+    assert folder.read_table("verdicts")["unfinished"].to_pylist() == [False, True, True]
+
+
+def test_outcomes_give_the_reason_of_the_verdict(tmp_path: Path) -> None:
+    folder = small_run(str(tmp_path), SCENARIO)
+    folder.write_part("attacks", 0, [row("bare", 30.0), row("noise", 9.0, fit=None)])
+    [finding] = [one for one in read_evidence(folder).findings if one.arm == "noise"]
+    [outcome] = [one for one in outcomes(folder) if one["arm"] == "noise"]
+    assert (outcome["result"], outcome["verdict"]) == ("not reconstructed", "inconclusive")
+    assert outcome["doubt"] == finding.reason == Reason.ADAPTIVE_NOT_COMPARED
 
 
 def _renamed_state(table: pa.Table) -> pa.Table:

@@ -71,13 +71,16 @@ def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
         if arm.name not in results:
             found.append(common)
     found = with_references(found, scenario, lambda row: ())
+    evidence = read_evidence(folder)
     # Without a defence, results that are not leaks show only that the attacks may be weak, so they stay inconclusive.
-    states = {
-        verdict.arm: verdict.state
-        for verdict in read_evidence(folder).verdicts
-        if not is_undefended(scenario, verdict.arm)
-    }
-    return [row | {"verdict": states.get(row["arm"], row["verdict"])} for row in found]
+    states = {each.arm: each.state for each in evidence.verdicts if not is_undefended(scenario, each.arm)}
+    inconclusive = [each for each in evidence.findings if each.state == State.INCONCLUSIVE]
+    doubts = {(each.arm, each.batch): each.reason for each in inconclusive}
+    for row in found:
+        row["verdict"] = states.get(row["arm"], row["verdict"])
+        if row.get("result") == State.NOT_RECONSTRUCTED and row.get("doubt"):
+            row["doubt"] = doubts.get((row["arm"], row.get("batch_size"))) or row["doubt"]
+    return found
 
 
 def _group_by_attack(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from rayfed.errors import Killed, LeaseError
 from rayfed.store.files import Files
-from rayfed.store.lease import has_died
+from rayfed.store.lease import has_no_driver
 
 Exit = Literal["running", "finished", "failed", "interrupted", "killed", "fenced"]
 """`interrupted`: stopped by Ctrl-C or a sweep's scheduler; `killed`: ended by a signal or without a message; `fenced`:
@@ -35,10 +35,17 @@ def said(error: BaseException) -> str:
 def status(files: Files) -> dict[str, Any]:
     """Return the content of a run's or sweep's status.json; empty without this file.
 
-    The state is `killed` if the driver has died.
+    The state is `killed` if the driver has died, also if later drivers could not continue.
     """
-    found = files.read_mapping("status.json") if files.exists("status.json") else {}
-    return found | {"state": "killed"} if found.get("state") == "running" and has_died(files) else found
+    found = _written_status(files)
+    if found.get("state") != "running" or not has_no_driver(files):
+        return found
+    found = _written_status(files)  # the driver may have ended since
+    return found | {"state": "killed"} if found.get("state") == "running" else found
+
+
+def _written_status(files: Files) -> dict[str, Any]:
+    return files.read_mapping("status.json") if files.exists("status.json") else {}
 
 
 def over(found: Mapping[str, Any]) -> bool:

@@ -155,11 +155,11 @@ def _acquire(folder: Files, mine: Holder, note: Callable[[str], None], told: boo
             return number, before
 
 
-def has_died(folder: Files) -> bool:
-    """Return whether the driver that holds a folder is known to have died."""
+def has_no_driver(folder: Files) -> bool:
+    """Return whether the last driver that held a folder has ended, or is known to have died."""
     newest = _newest(folder)
     holder = _holder(folder, newest) if newest else None
-    return holder is not None and not holder.ended and _runs_here(holder) is False
+    return holder is not None and (holder.ended or _runs_here(holder) is False)
 
 
 def _runs_here(holder: Holder) -> bool | None:

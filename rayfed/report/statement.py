@@ -282,7 +282,8 @@ class Statement:
     def _untested(self) -> Iterator[str]:
         """Yield the attackers that this run did not test."""
         given = [{**self._given(row), **row} for row in self._answered]
-        views, granted = {row["observes"] for row in given}, set()
+        views = {row["observes"] for row in given}
+        granted: set[str] = set()
         for row in given:
             granted.update(row["knowledge"] or ())
         for view in registry.table("views"):

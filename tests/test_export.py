@@ -233,6 +233,8 @@ def test_repeats_that_prove_nothing_or_collapsed_are_marked_and_not_compared() -
     found = grid(settings(rows), dict.fromkeys(("arm", "psnr")))
     assert found.rows == [["none", "30"], ["noise", "10¶"], ["clip§", "12"]]
     assert found.best == frozenset(), "one alone is compared"
+    [entry] = [entry for entry in explore(settings(rows)).entries if entry.setting.arm == "noise"]
+    assert entry.setting.inconclusive == 2
 
 
 def test_means_that_are_printed_alike_are_a_tie_and_guessing_is_marked() -> None:

@@ -256,7 +256,8 @@ def _show(
 ) -> None:
     """Print one line per attack as results arrive, and write the reconstructions, which are not scored."""
     from rayfed.report.text.formats import NONE
-    from rayfed.report.unscored import NOT_MEASURED, rows_of, write_unscored
+    from rayfed.report.text.samples import NOT_SCORED
+    from rayfed.report.unscored import rows_of, write_unscored
     from rayfed.store.folder import RunFolder
 
     rows = []
@@ -268,7 +269,7 @@ def _show(
             say(f"   {guess.message}")
         rows += rows_of(round, client, attack, guess)
     page = write_unscored(RunFolder.create(out or "runs", "replay"), f"Attacks on {what}", rows, remarks)
-    say(NOT_MEASURED)
+    say(NOT_SCORED)
     say(f"Reconstructions: {page}")
 
 

@@ -75,7 +75,7 @@ def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
     # Without a defence, results that are not leaks show only that the attacks may be weak, so they stay inconclusive.
     states = {each.arm: each.state for each in evidence.verdicts if not is_undefended(scenario, each.arm)}
     inconclusive = [each for each in evidence.findings if each.state == State.INCONCLUSIVE]
-    doubts = {(each.arm, each.batch): each.reason for each in inconclusive}
+    doubts: dict[Hashable, Reason | None] = {(each.arm, each.batch): each.reason for each in inconclusive}
     for row in found:
         row["verdict"] = states.get(row["arm"], row["verdict"])
         if row.get("result") == State.NOT_RECONSTRUCTED and row.get("doubt"):

@@ -6,15 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rayfed.evidence.attack_results import attack_input
 from rayfed.evidence.guarantee_compat import mixed_guarantees
 from rayfed.evidence.rows import Row
 from rayfed.evidence.settings import Estimate, Setting, by_values, estimate
 from rayfed.metrics.measures import MEASURES
 from rayfed.report.svg import SERIES
-from rayfed.report.text.attacks import attack_input_text
 from rayfed.report.text.formats import in_words
-from rayfed.report.text.settings import weakness_text
+from rayfed.report.text.settings import setting_note
 from rayfed.report.text.tables import short_names
 from rayfed.store.finding import State
 
@@ -49,31 +47,11 @@ class Entry:
     @property
     def tag(self) -> str:
         """Return the verdict on the arm; empty if the arm leaks only to another attack."""
-        rows = self.setting.rows
-        told = [row.get("verdict") for row in rows]
-        state = next((state for state in State if state in told), "")
-        answers = {row.get("result") for row in rows}
-        return "" if state == "leaks" and self.setting.attack and not answers & {"leaks", None} else state
-
-    @property
-    def note(self) -> str:
-        """Return a text with details of the entry, such as the defences."""
-        first = self.setting.rows[0]
-        parts = [f"Defences: {first.get('defences') or 'none'}."]
-        if self.setting.attack and first.get("observes"):
-            parts.append(f"Given to {self.setting.attack}: {attack_input_text(attack_input([first]))}.")
-        if first.get("trial") is not None:
-            runs = ", ".join(row["run"] for row in self.setting.rows if row.get("run"))
-            parts.append(f"Trials: {runs or first['trial']}.")
-        parts += [f"Not on the front: {weakness_text(one, self.setting)}." for one in self.setting.weaknesses]
-        count = len(self.setting.rows)
-        if self.setting.collapsed:
-            parts.append(f"The accuracy is at chance level in {self.setting.collapsed} of {count} repeats.")
-        if self.setting.inconclusive:
-            parts.append(f"The verdict is inconclusive in {self.setting.inconclusive} of {count} repeats.")
-        if self.error:
-            parts.append(f"{self.status.capitalize()}: {self.error}")
-        return " ".join(parts)
+        verdicts = {row.get("verdict") for row in self.setting.rows}
+        state = next((state for state in State if state in verdicts), "")
+        results = {row.get("result") for row in self.setting.rows}
+        only_others = state == State.LEAKS and self.setting.attack and not results & {State.LEAKS, None}
+        return "" if only_others else state
 
 
 @dataclass(frozen=True)
@@ -156,7 +134,7 @@ class Explorer:
             "title": entry.title,
             "arm": entry.setting.arm,
             "attack": entry.setting.attack,
-            "note": entry.note,
+            "note": setting_note(entry.setting, entry.status, entry.error),
             "finished": entry.status == "finished",
             "compared": not entry.setting.weaknesses,
             "values": {

@@ -60,20 +60,30 @@ class GuaranteeSection:
 def make_guarantee_section(data: RunData) -> GuaranteeSection | None:
     """Return the section; None if no arm has a guarantee or a note on one, and no result has a bound."""
     compared = nontrivial_comparisons(compare_bounds(data.proved, data.attacks, data.inferences))
-    rows = [_guarantee_row(row) for row in data.privacy if row["epsilon"] is not None]
-    rows += [_missing_row(row) for row in data.privacy if row["epsilon"] is None and row["note"] is not None]
-    if not rows and not compared:
+    guarantees = _guarantee_table(data.privacy)
+    if not guarantees and not compared:
         return None
-    columns = [Column("ε"), Column("δ")]
-    columns += [Column(title, is_text=True) for title in ("Protects", "Against", "Defence", "Accountant")]
     bounds = [_bounds_row(row) for row in data.privacy if row["epsilon"] is not None and row["advantage"] is not None]
     uncovered = attacks_without_bound(data.privacy, data.proved, data.attacks, data.inferences)
     return GuaranteeSection(
-        guarantees=PageTable(columns, rows) if rows else None,
+        guarantees=guarantees,
         bounds=PageTable(_BOUNDS, bounds) if bounds else None,
         uncovered=uncovered_text(uncovered),
         comparisons=_comparisons(data.proved, compared) if compared else None,
     )
+
+
+def _guarantee_table(privacy: Sequence[Row]) -> PageTable | None:
+    """Return the guarantees, then the arms with a reason why they have none; None without such arms."""
+    held, missing = [], []
+    for row in privacy:
+        if row["epsilon"] is not None:
+            held.append(_guarantee_row(row))
+        elif row["note"] is not None:
+            missing.append(_missing_row(row))
+    columns = [Column("ε"), Column("δ")]
+    columns += [Column(title, is_text=True) for title in ("Protects", "Against", "Defence", "Accountant")]
+    return PageTable(columns, [*held, *missing]) if held or missing else None
 
 
 def _guarantee_row(row: Row) -> tuple[str, list[Cell]]:

@@ -147,20 +147,28 @@ def make_leakage_section(data: RunData, noun: str, paired: Grid | None) -> Leaka
 
 def _leak_table(data: RunData) -> LeakTable:
     metrics, passing, tested = _metrics(data), _passing(data), _is_tested(data.arms)
-    notes = {name: f"chance {text}" for name, text in _chances(data.leaks).items()}
-    columns = [Column(_title(metric), notes.get(metric.name, "")) for metric in metrics]
-    columns[1:1] = [Column("PoRS", threshold_text(name, data.thresholds[name])) for name in passing]
-    attacked = {leak.arm for leak in data.leaks}
     scored = {leak.arm for leak in data.scored}
     silent = [] if tested else [arm.name for arm in data.arms if arm.name not in scored]
     make_row = _LeakRows(data, metrics, passing)
     groups = []
     for arm in data.arms:
         if arm.name not in silent:
-            rows = [make_row(leak) for leak in data.scored if leak.arm == arm.name]
-            missing = "not measured" if arm.name in attacked else "not attacked"
-            groups.append(LeakGroup(arm.name, _accuracy_cell(arm, data.arms), rows, missing))
-    return LeakTable(tested, columns, groups, ", ".join(silent))
+            own = [make_row(leak) for leak in data.scored if leak.arm == arm.name]
+            attacked = any(leak.arm == arm.name for leak in data.leaks)
+            missing = "not measured" if attacked else "not attacked"
+            groups.append(LeakGroup(arm.name, _accuracy_cell(arm, data.arms), own, missing))
+    return LeakTable(tested, _columns(data, metrics, passing), groups, ", ".join(silent))
+
+
+def _columns(data: RunData, metrics: Sequence[Metric], passing: Sequence[str]) -> list[Column]:
+    """Return the headings: the first metric, probabilities of reconstruction success, other metrics."""
+    notes = {name: f"chance {text}" for name, text in _chances(data.leaks).items()}
+    columns = []
+    for metric in metrics:
+        title = f"{metric.table_heading} ({metric.unit})" if metric.unit else metric.table_heading
+        columns.append(Column(title, notes.get(metric.name, "")))
+    columns[1:1] = [Column("PoRS", threshold_text(name, data.thresholds[name])) for name in passing]
+    return columns
 
 
 class _LeakRows:
@@ -197,10 +205,6 @@ class _LeakRows:
         cell = decibel_cell(value)
         width = None if value is None else round(max(100 * value.mean / self._highest, 0), 1)
         return LeakCell(cell.text, cell.note, width)
-
-
-def _title(metric: Metric) -> str:
-    return f"{metric.table_heading} ({metric.unit})" if metric.unit else metric.table_heading
 
 
 def _is_tested(arms: Sequence[ArmSummary]) -> bool:

@@ -282,22 +282,17 @@ class Statement:
     def _untested(self) -> Iterator[str]:
         """Yield the attackers that this run did not test."""
         given = [{**self._given(row), **row} for row in self._answered]
-        specs = [self._specs.get(title, {}) for title in dict.fromkeys(row["attack"] for row in given)]
-        names, views = {spec.get("name") for spec in specs}, {row["observes"] for row in given}
-        granted = {grant for row in given for grant in row["knowledge"] or ()}
+        views = {row["observes"] for row in given}
+        granted: set[str] = set()
+        for row in given:
+            granted.update(row["knowledge"] or ())
         for view in registry.table("views"):
             if view not in views:
                 yield f"an attacker that observes {registry.find('views', view).describe}"
         more = [registry.find("grants", name).describe for name in registry.table("grants") if name not in granted]
         if more:
             yield f"an attacker that is also given: {', '.join(more)}"
-        if not any(spec.get("earlier") or (spec.get("averages") or 1) > 1 for spec in specs):
-            yield "an attacker that combines updates of several rounds, or repeated updates"
-        if not names & {"imprint", "peftleak"}:
-            yield "a malicious server that sends modified weights or layers to increase the leakage"
-        if "gan" not in names:
-            yield "a malicious client that trains a generator on the models that it receives"
-        yield "an attacker that has only the finished model, or queries it (rayfed attacks the updates of a training)"
+        yield from _untested_attacks([self._specs.get(title, {}) for title in {row["attack"] for row in given}])
 
     @property
     def _budgets(self) -> Block:
@@ -521,6 +516,18 @@ class Statement:
     def _name(self, part: str, name: str, place: int) -> str:
         """Return the name of a hashed item; in a redacted statement, user modules have a number."""
         return f"module {place}" if self.redacted and part == "code" and name != "rayfed" else name
+
+
+def _untested_attacks(specs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the kinds of attackers that none of the scenario's entries for attacks has."""
+    names = {spec.get("name") for spec in specs}
+    if not any(spec.get("earlier") or (spec.get("averages") or 1) > 1 for spec in specs):
+        yield "an attacker that combines updates of several rounds, or repeated updates"
+    if not names & {"imprint", "peftleak"}:
+        yield "a malicious server that sends modified weights or layers to increase the leakage"
+    if "gan" not in names:
+        yield "a malicious client that trains a generator on the models that it receives"
+    yield "an attacker that has only the finished model, or queries it (rayfed attacks the updates of a training)"
 
 
 def bounds_table(privacy: Sequence[Row]) -> Table | None:

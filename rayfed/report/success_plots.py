@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -38,13 +39,12 @@ def success_rates(attacks: Sequence[Row], arms: Sequence[str], thresholds: Mappi
 
     `thresholds` are those of the probability of reconstruction success (PoRS).
     """
-    met = group_by_attack(attacks)
-    found = {metric: [each for one in met if (each := success_curve(one, metric))] for metric in CURVE_METRICS}
-    found = {metric: curves for metric, curves in found.items() if curves}
+    found = _success_curves(attacks)
     if not found:
         return None
     names, others = _closest(next(iter(found.items())))
-    found = {metric: [one for one in curves if one.group.attack in names] for metric, curves in found.items()}
+    for metric, every in found.items():
+        found[metric] = [one for one in every if one.group.attack in names]
 
     def draw(drawn: Figure) -> None:
         for axes, (metric, curves) in zip(panels(drawn, len(found)), found.items(), strict=True):
@@ -59,11 +59,23 @@ def success_rates(attacks: Sequence[Row], arms: Sequence[str], thresholds: Mappi
     legend = [(arm, line(index)) for index, arm in enumerate(arms)]
     if len(names) > 1:
         legend += [(name, {"color": INK, "dashes": dashes(SERIES * place)}) for place, name in enumerate(names)]
-    rows = success_table(each for curves in found.values() for each in curves).to_pylist()
+    rows = success_table(chain(*found.values())).to_pylist()
     titles = ", ".join(METRICS[metric].table_heading for metric in found)
     words = f"Share of attacked images that reach a threshold of {titles}"
     chart = Chart("success_rates", words, (3.1 * len(found), 2.7), draw, rows, legend, len(found))
     return Success(chart, [(name, dash(SERIES * place)) for place, name in enumerate(names)], others)
+
+
+def _success_curves(attacks: Sequence[Row]) -> dict[str, list[SuccessCurve]]:
+    """Return the curve of each attack on each arm, by metric with a score."""
+    groups = group_by_attack(attacks)
+    found: dict[str, list[SuccessCurve]] = {}
+    for metric in CURVE_METRICS:
+        for group in groups:
+            curve = success_curve(group, metric)
+            if curve:
+                found.setdefault(metric, []).append(curve)
+    return found
 
 
 def _closest(curves: tuple[str, Sequence[SuccessCurve]]) -> tuple[list[str], int]:

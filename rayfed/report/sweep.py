@@ -129,23 +129,19 @@ def make_page(sweep: SweepFolder, url: str) -> SweepPage:
     """Return the contents of a sweep's page; `url` is the name of the sweep in commands."""
     scenario, status, rows = sweep.scenario, exits.status(sweep.files), sweep.outcomes().to_pylist()
     found = mark_outdone(settings(rows, sweep.fields, scenario=scenario), scenario)
-    preferred = [name for name in scenario["sweep"].get("objectives") or PREFERRED if name in MEASURES]
     unfinished = [row for row in rows if row["status"] != "finished"]
-    explorer = explore(found, unfinished, sweep.fields, [*preferred, *PREFERRED])
+    explorer = explore(found, unfinished, sweep.fields, _preferred(scenario))
     axes = [name for name in (explorer.x, explorer.y) if name]
     arms, noun = arm_names(scenario, rows), noun_of(rows)
     first = next((sweep.trial(row["run"]) for row in rows if row["run"]), sweep.files)
     reader = _SampleReader(sweep, found, first)
     criterion = criterion_of(scenario, [one.row for one in reader.nearest])
     gallery, pair, worst = _make_gallery(reader, explorer, arms, criterion, noun)
-    lines = curves(found, axes, arms)
-    differences = compare_pairs(group_by_seed(found))
-    machine = optional_document(sweep.files, "environment.json") or optional_document(first, "environment.json")
-    warnings = short_keys_text(scenario, _key_lengths(rows, sweep.fields))
-    if gallery.samples.warning and (pair or gallery.strips or gallery.pairs):
-        warnings.append(gallery.samples.warning)
     classes = gallery.classes if gallery.samples.truth else None
-    best = (worst.title, worst.row) if worst else None
+    entries = sweep_summary(found, (worst.title, worst.row) if worst else None, criterion, classes, arms)
+    lines = curves(found, axes, arms)
+    machine = optional_document(sweep.files, "environment.json") or optional_document(first, "environment.json")
+    failed = [failed_attack_text(one) for one in failed_attacks(found)]
     state = status.get("state", "unknown")
     return SweepPage(
         name=str(scenario.get("name", sweep.files.name)),
@@ -157,24 +153,40 @@ def make_page(sweep: SweepFolder, url: str) -> SweepPage:
         arms=arms,
         noun=noun,
         criterion=criterion,
-        summary=Summary(warnings, sweep_summary(found, best, criterion, classes, arms), pair),
+        summary=Summary(_warnings(sweep, rows, gallery, pair), entries, pair),
         explorer=explorer,
-        paired=paired_grid([one for one in differences if one.measure in axes]),
+        paired=_paired(found, axes),
         gallery=gallery,
         environment=list(flat(machine)),
         scenario=sweep.files.read_text(SCENARIO),
         secure=is_secure(scenario),
         verdicts=sweep_verdicts(found),
         unplayed=unfinished_trials_text(status),
-        notes=[
-            *(failed_attack_text(one) for one in failed_attacks(found)),
-            f"{leak_text(criterion)} {guess(scenario, rows)} {LIMITS}",
-        ],
+        notes=[*failed, f"{leak_text(criterion)} {guess(scenario, rows)} {LIMITS}"],
         labels=label_grid(found),
         curves=lines,
         trials=_make_trials(rows, unfinished, sweep.fields, explorer),
         costs=_cost_table(rows, arms),
     )
+
+
+def _preferred(scenario: Row) -> list[str]:
+    """Return the measures of the first axes: the sweep's objectives, then the default."""
+    objectives = [name for name in scenario["sweep"].get("objectives") or () if name in MEASURES]
+    return [*objectives, *PREFERRED]
+
+
+def _warnings(sweep: SweepFolder, rows: Sequence[Row], gallery: Gallery, pair: Pair | None) -> list[str]:
+    warnings = short_keys_text(sweep.scenario, _key_lengths(rows, sweep.fields))
+    if gallery.samples.warning and (pair or gallery.strips or gallery.pairs):
+        warnings.append(gallery.samples.warning)
+    return warnings
+
+
+def _paired(found: Sequence[Setting], axes: Sequence[str]) -> Grid | None:
+    """Return the differences between arms with the same seeds."""
+    differences = compare_pairs(group_by_seed(found))
+    return paired_grid([one for one in differences if one.measure in axes])
 
 
 def _lead(rows: Sequence[Row], fields: Sequence[str], arms: Sequence[str]) -> str:

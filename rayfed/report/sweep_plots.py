@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import fmean
 from typing import Any
 
@@ -61,35 +62,45 @@ class _Line:
     points: Sequence[tuple[float, float, list[float]]]
     """(position on the axis, mean, values of all trials) for each value of the field."""
 
+    def rows(self) -> Iterator[tuple[float, dict[str, Any]]]:
+        """Yield the position on the axis and the data of each trial."""
+        for x, mean, values in self.points:
+            for value in values:
+                yield x, {"measure": self.measure, "mean": mean, "value": value}
+
 
 def _curve(arm: str, path: str, settings: Sequence[Setting], measures: Sequence[str], index: int) -> Curve:
     attacks = list(dict.fromkeys(one.attack for one in settings))
     values = [one.fields[path] for one in settings]
     places = _places(values)
-    shown = [name for name in measures if any(name in one.measures for one in settings)]
-    lines = [line for name in shown for line in _lines(name, attacks, settings, path, places)]
+    lines = {}
+    for name in measures:
+        if any(name in one.measures for one in settings):
+            lines[name] = list(_lines(name, attacks, settings, path, places))
 
     def draw(drawn: Figure) -> None:
-        for row, name in enumerate(shown):
-            axes = drawn.add_subplot(len(shown), 1, row + 1)
-            for line in lines:
-                if line.measure == name:
-                    _draw_line(drawn, axes, line, series(index))
-            _label(axes, name, values, row == len(shown) - 1)
+        for row, name in enumerate(lines):
+            axes = drawn.add_subplot(len(lines), 1, row + 1)
+            for line in lines[name]:
+                _draw_line(drawn, axes, line, series(index))
+            _label(axes, name, values, row == len(lines) - 1)
         drawn.supxlabel(clean(path.rpartition(".")[2]))
 
+    titles = " and ".join(MEASURES[name].title for name in lines)
     value_at = {places[repr(value)]: value for value in values}
     rows = []
-    for line in lines:
-        for x, mean, trials in line.points:
-            row = {"arm": arm, "attack": attacks[line.attack], path: value_at[x], "measure": line.measure, "mean": mean}
-            rows += [{**row, "value": value} for value in trials]
-    titles = " and ".join(MEASURES[name].title for name in shown)
-    named = [attack or "no attack" for attack in attacks]
-    legend = [(name, {"color": series(index), "dashes": dashes(SERIES * n)}) for n, name in enumerate(named)]
-    words = f"{titles} by {path} in arm {arm}"
-    chart = Chart(f"field-{arm}-{path}", words, (3.4, 0.6 + 1.75 * max(len(shown), 1)), draw, rows, legend)
-    return Curve(arm, path, chart, [(name, dash(SERIES * n)) for n, name in enumerate(named)])
+    for line in chain(*lines.values()):
+        fixed = {"arm": arm, "attack": attacks[line.attack]}
+        rows += [{**fixed, path: value_at[x], **row} for x, row in line.rows()]
+    legend: list[tuple[str, dict[str, Any]]] = []
+    keys = []
+    for number, attack in enumerate(attacks):
+        name = attack or "no attack"
+        legend.append((name, {"color": series(index), "dashes": dashes(SERIES * number)}))
+        keys.append((name, dash(SERIES * number)))
+    size = (3.4, 0.6 + 1.75 * max(len(lines), 1))
+    chart = Chart(f"field-{arm}-{path}", f"{titles} by {path} in arm {arm}", size, draw, rows, legend)
+    return Curve(arm, path, chart, keys)
 
 
 def _lines(

@@ -13,14 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rayfed.attacks.base import Reconstruction
+from rayfed.report.text.samples import NOT_SCORED
 from rayfed.store.folder import RunFolder
 from rayfed.store.images import encode_png
 
-NOT_MEASURED = (
-    "NOT MEASURED: without the originals no reconstruction has a score. A recognisable image is a leak. An image that "
-    "is not recognisable is no evidence of protection. The loss of an attack measures the match with the update, not "
-    "the similarity to the original."
-)
 TABLE = "reconstructions.parquet"
 _SCHEMA = pa.schema(
     [
@@ -48,7 +44,7 @@ def write_unscored(folder: RunFolder, title: str, rows: Iterable[dict[str, Any]]
     folder.write_bytes(TABLE, buffer.getvalue())
     told = "".join(f"<p>{escape(remark)}</p>" for remark in remarks)
     body = "".join(map(_line, _by_attack(table.to_pylist())))
-    folder.write_text("report.html", _PAGE.format(title=escape(title), said=escape(NOT_MEASURED), told=told, body=body))
+    folder.write_text("report.html", _PAGE.format(title=escape(title), said=escape(NOT_SCORED), told=told, body=body))
     return f"{folder.url}/report.html"
 
 

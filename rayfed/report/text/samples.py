@@ -1,4 +1,4 @@
-"""Warnings about clients' samples on a page and in its folder."""
+"""Text on samples: warnings about those of clients, and reconstructions without a score."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ _SHOWN = {
 }
 """Samples on a page, by `Samples.mode`."""
 IN_FOLDER = "The tables images, texts and snapshots in the same folder always have the full samples."
+
+NOT_SCORED = (
+    "NOT MEASURED: without the originals no reconstruction has a score. A recognisable image is a leak. An image that "
+    "is not recognisable is no evidence of protection. The loss of an attack measures the match with the update, not "
+    "the similarity to the original."
+)
+"""Limits of reconstructions whose originals are not known."""
 
 
 def samples_warning(mode: str, command: str) -> str:

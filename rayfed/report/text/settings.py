@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rayfed.evidence.attack_results import attack_input
 from rayfed.evidence.settings import Setting, Weakness
+from rayfed.report.text.attacks import attack_input_text
 from rayfed.report.text.outcomes import outcome_reasons
 from rayfed.store.finding import State
 
@@ -40,3 +42,22 @@ def partly_inconclusive_text(one: Setting) -> str:
 def _with_reasons(text: str, one: Setting, state: State) -> str:
     reasons = outcome_reasons(one.rows, state)
     return f"{text}: {'; '.join(reasons)}" if reasons else text
+
+
+def setting_note(one: Setting, status: str, error: str | None) -> str:
+    """Return details of a setting: defences, inputs of the attack, trials, weaknesses, and the error of its trial."""
+    first, count = one.rows[0], len(one.rows)
+    parts = [f"Defences: {first.get('defences') or 'none'}."]
+    if one.attack and first.get("observes"):
+        parts.append(f"Given to {one.attack}: {attack_input_text(attack_input([first]))}.")
+    if first.get("trial") is not None:
+        runs = ", ".join(row["run"] for row in one.rows if row.get("run"))
+        parts.append(f"Trials: {runs or first['trial']}.")
+    parts += [f"Not on the front: {weakness_text(weakness, one)}." for weakness in one.weaknesses]
+    if one.collapsed:
+        parts.append(f"The accuracy is at chance level in {one.collapsed} of {count} repeats.")
+    if one.inconclusive:
+        parts.append(f"The verdict is inconclusive in {one.inconclusive} of {count} repeats.")
+    if error:
+        parts.append(f"{status.capitalize()}: {error}")
+    return " ".join(parts)

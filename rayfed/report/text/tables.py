@@ -44,8 +44,7 @@ def grid(settings: Sequence[Setting], columns: Mapping[str, str | None] | None =
     and another attack does, it has no row and is listed in the note. Raises `UserError` for an unknown column.
     """
     settings, silent = _split_silent(settings)
-    words = _text_columns(settings)
-    measures = [name for name in MEASURES if any(name in one.measures for one in settings)]
+    words, measures = _text_columns(settings), _known_measures(settings)
     if columns is None:
         columns = dict.fromkeys([*words, *(name for name in SHOWN if name in measures)])
     shown = [name for name in columns if name in measures]
@@ -54,20 +53,25 @@ def grid(settings: Sequence[Setting], columns: Mapping[str, str | None] | None =
     for place, (name, given) in enumerate(columns.items()):
         if name in words:
             headings.append(given or name)
-            cells.append([words[name](one) for one in settings])
+            cells.append(list(map(words[name], settings)))
         elif name in shown:
             headings.append(given or heading(name))
             cells.append([marked_cell(name, one) for one in settings])
-            best |= {(row, place) for row in best_rows(name, settings)}
+            best.update((row, place) for row in best_rows(name, settings))
         else:
             raise UserError(f"no column is called '{name}': {nearest(name, [*words, *measures])}")
     leading = next((place for place, name in enumerate(columns) if name in shown), len(columns))
-    note = _note(settings, shown)
-    if silent:
-        attacks = "; ".join(f"{one.attack} on {one.title}" for one in silent)
-        note = f"{note} Omitted, because the attack does not apply: {attacks}.".strip()
     rows = [[column[row] for column in cells] for row in range(len(settings))]
-    return Grid(headings, leading, rows, note, frozenset(best))
+    return Grid(headings, leading, rows, f"{_note(settings, shown)}{_silent_note(silent)}".strip(), frozenset(best))
+
+
+def _known_measures(settings: Sequence[Setting]) -> list[str]:
+    return [name for name in MEASURES if any(name in one.measures for one in settings)]
+
+
+def _silent_note(silent: Sequence[Setting]) -> str:
+    attacks = "; ".join(f"{one.attack} on {one.title}" for one in silent)
+    return f" Omitted, because the attack does not apply: {attacks}." if silent else ""
 
 
 def _split_silent(settings: Sequence[Setting]) -> tuple[list[Setting], list[Setting]]:

@@ -45,33 +45,41 @@ def verdict_table(
     evidence: RunEvidence, arms: Sequence[ArmSummary], privacy: Sequence[Row], weights: str
 ) -> VerdictTable:
     """Return the table of verdicts of a run; `weights` describes the attacked weights."""
-    criterion, attacks, verdicts = evidence.criterion, evidence.attacks, evidence.verdicts
-    columns: dict[str, Mapping[str, str]] = {}
-    judged = bool(attacks) or not all(verdict.only_inferences for verdict in verdicts)
-    if judged:
-        columns |= _of_attacks(evidence)
-    inferred = {verdict.arm: inferences_text(verdict) for verdict in verdicts if verdict.inferences}
-    columns |= {"Inference": inferred}
-    columns |= _quality(arms) or {"Distortion": {arm: f"{d:.3f}" for arm, d in distortions(attacks).items()}}
-    columns |= {"Epsilon": epsilons(privacy)}
-    columns = {heading: cells for heading, cells in columns.items() if set(cells.values()) - {"", NONE}}
-    rows = evidence.rows
+    criterion, attacks, rows = evidence.criterion, evidence.attacks, evidence.rows
+    judged = bool(attacks) or not all(verdict.only_inferences for verdict in evidence.verdicts)
+    columns = _columns(evidence, arms, privacy, judged)
+    lines = []
+    for verdict in evidence.verdicts:
+        cells = [cells.get(verdict.arm) or NONE for cells in columns.values()]
+        lines.append(VerdictRow(verdict.arm, verdict.state, cells))
     sizes = len({row["batch_size"] for row in attacks}) > 1
     texts = [*reasons(rows, criterion, sizes), *caveats(rows, criterion, sizes)]
     explanations = legend(rows, attacks, criterion) if attacks else []
-    if inferred:
+    if any(verdict.inferences for verdict in evidence.verdicts):
         explanations.append("Inference: maximum over the attacks. Intervals, chance and control are listed below.")
     return VerdictTable(
         title=leakage_title(attacks, weights) if attacks else "",
         headings=list(columns),
-        rows=[
-            VerdictRow(verdict.arm, verdict.state, [cells.get(verdict.arm) or NONE for cells in columns.values()])
-            for verdict in verdicts
-        ],
+        rows=lines,
         reasons=texts if judged else [],
         judged=judged,
         legend=explanations,
     )
+
+
+def _columns(
+    evidence: RunEvidence, arms: Sequence[ArmSummary], privacy: Sequence[Row], judged: bool
+) -> dict[str, Mapping[str, str]]:
+    """Return the cells of each column by arm, for columns with a value."""
+    columns: dict[str, Mapping[str, str]] = _of_attacks(evidence) if judged else {}
+    columns["Inference"] = {each.arm: inferences_text(each) for each in evidence.verdicts if each.inferences}
+    quality = _quality(arms)
+    if not quality:
+        changes = distortions(evidence.attacks)
+        quality = {"Distortion": {arm: f"{distortion:.3f}" for arm, distortion in changes.items()}}
+    columns |= quality
+    columns["Epsilon"] = epsilons(privacy)
+    return {heading: cells for heading, cells in columns.items() if set(cells.values()) - {"", NONE}}
 
 
 def _of_attacks(evidence: RunEvidence) -> dict[str, Mapping[str, str]]:

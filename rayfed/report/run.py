@@ -7,9 +7,11 @@ It reads the tables, `scenario.yaml` and, if present, `environment.json` and `st
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rayfed.errors import RunError
 from rayfed.evidence.attack_results import leading_metric
 from rayfed.evidence.criteria import noun_of
 from rayfed.evidence.knowledge_pairs import failed_attacks, mark_outdone
@@ -72,7 +74,8 @@ def write_report(folder: RunFolder, redacted: bool = False) -> str:
     """
     data = RunData(folder)
     if data.state != "running":  # also for a run of an earlier version, or one that was killed
-        write_verdicts(folder)
+        with suppress(RunError):  # the page computes verdicts that are not stored
+            write_verdicts(folder)
     return write_page(folder, "report.html.j2", make_page(data, "RUN" if redacted else folder.url), redacted)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import rayfed
 from rayfed import registry
 from rayfed.analysis.loading import Run, Sweep
+from rayfed.engine.calling import scenario_of
 from rayfed.errors import RunError, ScenarioError, UserError
 from rayfed.evidence.verdicts import Verdict
 from rayfed.scenario import parse
@@ -182,3 +183,9 @@ def test_public_names_are_imported_on_first_use() -> None:
         rayfed.Nothing  # noqa: B018
     code = "import rayfed, sys; rayfed.component; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_changes_leave_the_mapping_of_the_caller_as_it_is() -> None:
+    given = {"name": "x", "federation": {"rounds": 1, "clients": 2}}
+    assert scenario_of(given, ["federation.rounds=3"]).federation.rounds == 3
+    assert given["federation"] == {"rounds": 1, "clients": 2}

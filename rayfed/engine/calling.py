@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ def scenario_of(source: Source, changes: Sequence[str]) -> Scenario:
     if isinstance(source, str | PathLike):
         return finding.load(scenario_path(Path(source)), changes, lambda line: None)
     registry.search(str(Path.cwd()))
-    document = source.model_dump(mode="json") if isinstance(source, Scenario) else dict(source)
+    document = source.model_dump(mode="json") if isinstance(source, Scenario) else deepcopy(dict(source))
     document = scenarios.with_changes(document, list(changes))
     scenarios.find_inputs(document, [Path.cwd()])
     return scenarios.check(document, "the scenario")

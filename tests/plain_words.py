@@ -84,10 +84,11 @@ def prose(path: Path) -> list[tuple[int, str]]:
 
 
 def _strings(source: str) -> Iterator[tuple[int, str]]:
-    """Yield strings of Python code with at least four words, without titles of papers that they quote."""
+    """Yield strings of Python code with at least four words, without examples and titles of papers that they quote."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.count(" ") >= 3:
-            yield node.lineno, re.sub(r""""[^"]*"|'[A-Z][^']*'|`[^`]*`""", "TITLE", " ".join(node.value.split()))
+            text = re.sub(r"^ *(>>>|\.\.\.) .*$", "", node.value, flags=re.MULTILINE)
+            yield node.lineno, re.sub(r""""[^"]*"|'[A-Z][^']*'|`[^`]*`""", "TITLE", " ".join(text.split()))
 
 
 def _lines(page: str) -> Iterator[tuple[int, str]]:

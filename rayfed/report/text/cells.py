@@ -28,6 +28,11 @@ class Column:
     note: str = ""
     is_text: bool = False
 
+    @property
+    def label(self) -> str:
+        """Return the heading in one line, which narrow screens show beside each cell."""
+        return f"{self.title}, {self.note}" if self.note else self.title
+
 
 @dataclass(frozen=True)
 class PageTable:

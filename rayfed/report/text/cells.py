@@ -30,7 +30,7 @@ class Column:
 
     @property
     def label(self) -> str:
-        """Return the heading in one line, which narrow screens show beside each cell."""
+        """Return the heading in one line, as narrow screens show it with each cell."""
         return f"{self.title}, {self.note}" if self.note else self.title
 
 

@@ -378,6 +378,7 @@ NO_MODELS = {
     ("rayfed/client/grants/code.py", "through.defences"),
     ("rayfed/client/runtime.py", "states.get(c, {})"),
     ("rayfed/client/visit.py", "self.visit.states.get(client, {})"),
+    ("rayfed/engine/calling.py", "dict(source)"),
     ("rayfed/reproductions/reading.py", "self.scenario or {}"),
     ("rayfed/scenario/inputs.py", "document"),
 }

@@ -8,9 +8,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from rayfed.evidence.criteria import Criterion
-from rayfed.evidence.findings import rows_by_cell
 from rayfed.evidence.labels import LUCK, Named, named
-from rayfed.evidence.rows import Row, labels_given, measured
+from rayfed.evidence.rows import Row, group_rows, labels_given, measured
 from rayfed.metrics.base import Metric
 from rayfed.metrics.known import METRICS, metrics_of
 from rayfed.metrics.measures import JUDGED
@@ -123,7 +122,7 @@ class LabelBoundCriterion(BoundCriterion):
         """Return the criterion of recovered labels for a run's rows of `attacks`."""
         assert bound.metric is not None
         results: dict[tuple[str, int, str], LabelResult] = {}
-        for (arm, batch), rows in rows_by_cell(attacks).items():
+        for (arm, batch), rows in group_rows(attacks, "arm", "batch_size").items():
             for labels in named(rows):  # one per repeat
                 key = arm, batch, labels.attack
                 result = _label_result(labels, bound.limit)

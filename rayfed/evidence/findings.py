@@ -9,10 +9,21 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import fmean
+from typing import Any
 
 from rayfed.evidence.criteria import Criterion
 from rayfed.evidence.labels import foremost, named
-from rayfed.evidence.rows import Row, Sample, code_given, knowledge_in, label_of, labels_given, measured, sample_of
+from rayfed.evidence.rows import (
+    Row,
+    Sample,
+    code_given,
+    group_rows,
+    knowledge_in,
+    label_of,
+    labels_given,
+    measured,
+    sample_of,
+)
 from rayfed.metrics.known import leading
 from rayfed.reasons import CHANNELS, UNDECIDED, Reason
 from rayfed.store.finding import (
@@ -272,7 +283,7 @@ def _cells(
     attacks: Sequence[Row], criterion: Criterion, undefended: Collection[str], closed: Collection[str], changed: bool
 ) -> dict[tuple[str, int], Cell]:
     """Return the rows by arm and batch size, sorted by the order of the arms and then by batch size."""
-    by_cell = rows_by_cell(attacks)
+    by_cell = group_rows(attacks, "arm", "batch_size")
     working = working_attacks(by_cell, criterion, undefended)
     untried: dict[int, set[tuple[str, Sample]]] = {}
     for row in attacks:
@@ -296,16 +307,8 @@ def _cells(
     return cells
 
 
-def rows_by_cell(attacks: Sequence[Row]) -> dict[tuple[str, int], list[Row]]:
-    """Return the rows by arm and batch size."""
-    found: dict[tuple[str, int], list[Row]] = {}
-    for row in attacks:
-        found.setdefault((row["arm"], row["batch_size"]), []).append(row)
-    return found
-
-
 def working_attacks(
-    cells: Mapping[tuple[str, int], Sequence[Row]], criterion: Criterion, undefended: Collection[str]
+    cells: Mapping[tuple[Any, ...], Sequence[Row]], criterion: Criterion, undefended: Collection[str]
 ) -> dict[int, set[tuple[str, Sample]]]:
     """Return the attacks and samples that leak without a defence, whole or in part, by batch size."""
     found: dict[int, set[tuple[str, Sample]]] = {}
@@ -476,7 +479,7 @@ def cells_without_adaptive_attack(
     Adaptive attacks need a result for every attacked sample. One of them has to succeed on a sample without a defence
     and to have a result for this sample here.
     """
-    cells = rows_by_cell(rows)
+    cells = group_rows(rows, "arm", "batch_size")
     working = working_attacks(cells, criterion, undefended)
     found = {}
     for (arm, batch), cell in cells.items():

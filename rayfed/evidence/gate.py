@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from rayfed.evidence.arms import is_recorded, is_undefended
 from rayfed.evidence.bounds import Bound, BoundCriterion, LabelBoundCriterion, lacks_metric
@@ -27,10 +26,9 @@ from rayfed.evidence.checks import (
     Recovered,
     SearchBudget,
 )
-from rayfed.evidence.findings import rows_by_cell
 from rayfed.evidence.gate_inputs import GateInputs
 from rayfed.evidence.gate_shares import check_share
-from rayfed.evidence.rows import Row, label_of, labels_given, measured
+from rayfed.evidence.rows import Row, group_rows, label_of, labels_given, total_seconds
 from rayfed.metrics.base import Metric
 from rayfed.metrics.known import NOUNS, leading
 from rayfed.store.finding import Finding, State
@@ -204,7 +202,7 @@ def _check_reconstructions(inputs: GateInputs, bound: Bound, arms: Sequence[str]
     if bound.on_labels:
         rows = _rows_without_given_labels(rows)
         criterion = LabelBoundCriterion.from_rows(rows, inputs.modality, bound)
-    cells = rows_by_cell(rows)
+    cells = group_rows(rows, "arm", "batch_size")
     findings = inputs.compute_findings(rows, criterion)
     checks = []
     for arm in arms:
@@ -219,7 +217,7 @@ def _check_reconstructions(inputs: GateInputs, bound: Bound, arms: Sequence[str]
 def _rows_without_given_labels(attacks: Sequence[Row]) -> list[Row]:
     """Return the rows of attacks that recover labels; all rows of an arm and batch size without such attacks."""
     rows: list[Row] = []
-    for cell in rows_by_cell(attacks).values():
+    for cell in group_rows(attacks, "arm", "batch_size").values():
         rows += [row for row in cell if not labels_given(row)] or cell
     return rows
 
@@ -280,18 +278,16 @@ def _limits(case: Case) -> list[GateReason]:
 def _budget(case: Case) -> Budget | None:
     """Return the iterations of each search with a result, and the time of all attacks; None if the time is unknown."""
     rows = [row for row in case.rows if row["status"] in ANSWERED]
+    seconds = total_seconds(rows)
+    if seconds is None:
+        return None
     iterations: dict[str, list[int]] = {}
-    seconds: dict[tuple[Any, ...], float] = {}
     for row in rows:
         if row.get("iterations"):
             iterations.setdefault(label_of(row), []).append(row["iterations"])
-        if measured(row.get("seconds")):  # of the whole batch, repeated in the row of each sample
-            seconds[row["attack"], row["round"], row["victim"], row["repeat"]] = row["seconds"]
-    if not seconds:
-        return None
     searches = tuple(SearchBudget(attack, min(counts), max(counts)) for attack, counts in iterations.items())
     only_closed_forms = all(row["attack"] in case.inputs.closed_forms for row in rows)
-    return Budget(searches, only_closed_forms, sum(seconds.values()))
+    return Budget(searches, only_closed_forms, seconds)
 
 
 def wrong_replay_distance(inputs: GateInputs, arm: str) -> float | None:

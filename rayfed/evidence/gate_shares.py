@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from itertools import chain
 
 from rayfed.evidence.bounds import Bound
 from rayfed.evidence.checks import (
@@ -22,8 +22,8 @@ from rayfed.evidence.checks import (
     ShareBudget,
 )
 from rayfed.evidence.gate_inputs import GateInputs
-from rayfed.evidence.rows import Row, measured
-from rayfed.evidence.shares import ShareEstimate, Shares, make_shares, place_of
+from rayfed.evidence.rows import Row, sample_of, total_seconds
+from rayfed.evidence.shares import ShareEstimate, Shares, make_shares
 from rayfed.metrics.roc import Estimate
 from rayfed.store.finding import NoResult
 
@@ -167,8 +167,8 @@ def _not_run_on(case: Case, attack: str, rows: Sequence[Row]) -> GateReason | No
     needed = set()
     for bare in case.shares.undefended_arms(case.arm):
         bare_rows = case.shares.rows_by_attack(bare).get(attack, [])
-        needed |= {place_of(row) for row in bare_rows if case.shares.decides(row)}
-    missing = needed - set(map(place_of, rows))
+        needed |= {sample_of(row) for row in bare_rows if case.shares.decides(row)}
+    missing = needed - set(map(sample_of, rows))
     if not missing:
         return None
     return GateReason(ReasonKind.NOT_RUN_ON, NotRunOn(attack, Count(len(missing), len(needed))))
@@ -177,10 +177,5 @@ def _not_run_on(case: Case, attack: str, rows: Sequence[Row]) -> GateReason | No
 def _budget(case: Case) -> ShareBudget:
     """Return the numbers of results by attack, and the total time if it was recorded."""
     rows_by_attack = case.shares.rows_by_attack(case.arm)
-    seconds: dict[tuple[Any, ...], float] = {}
-    for rows in rows_by_attack.values():
-        for row in rows:
-            if measured(row.get("seconds")):  # of the whole batch, repeated in the row of each sample
-                seconds[row["attack"], row["round"], row["victim"], row["repeat"]] = row["seconds"]
-    counts = tuple((attack, len(set(map(place_of, rows)))) for attack, rows in rows_by_attack.items())
-    return ShareBudget(counts, sum(seconds.values()) if seconds else None)
+    counts = tuple((attack, len(set(map(sample_of, rows)))) for attack, rows in rows_by_attack.items())
+    return ShareBudget(counts, total_seconds(chain.from_iterable(rows_by_attack.values())))

@@ -17,7 +17,7 @@ from rayfed.evidence.attack_results import InferenceResult, Leakage, summarise_i
 from rayfed.evidence.attack_status import count_failed
 from rayfed.evidence.findings import explains, findings, worst_state
 from rayfed.evidence.methods import closed_forms
-from rayfed.evidence.rows import Row, code_given
+from rayfed.evidence.rows import Row, code_given, group_rows
 from rayfed.evidence.settings import INAPPLICABLE, estimate
 from rayfed.evidence.training import ArmSummary, rounds_after_warm_up, summarise_arms
 from rayfed.evidence.verdicts import criterion_of, read_evidence
@@ -47,9 +47,9 @@ def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
         folder.read_table(name).to_pylist() for name in ("rounds", "attacks", "inferences", "privacy")
     )
     arms = arm_names(scenario, rounds, attacks, inferences)
-    by_attack = _group_by_attack([*attacks, *inferences])
+    by_attack = group_rows([*attacks, *inferences], "arm", "attack")
     results: dict[str, list[dict[str, Any]]] = {}
-    leaking_rows = _group_by_attack(attacks)
+    leaking_rows = group_rows(attacks, "arm", "attack")
     for leak in summarise_leakage(attacks, arms, {}):
         rows = leaking_rows[leak.arm, leak.attack]
         results.setdefault(leak.arm, []).append(_reconstruction(leak, rows, scenario, finished))
@@ -81,14 +81,6 @@ def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
         if row.get("result") == State.NOT_RECONSTRUCTED and row.get("doubt"):
             row["doubt"] = doubts.get((row["arm"], row.get("batch_size"))) or row["doubt"]
     return found
-
-
-def _group_by_attack(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
-    """Return the rows by arm and attack."""
-    groups: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row["arm"], row["attack"]), []).append(row)
-    return groups
 
 
 def _training(arm: ArmSummary, rounds: Sequence[Row]) -> dict[str, Any]:

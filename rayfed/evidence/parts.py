@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import log
 from statistics import fmean
-from typing import Any
 
-from rayfed.evidence.rows import Row, measured
+from rayfed.evidence.rows import Row, Sample, measured, sample_of
 from rayfed.metrics.chance import evidence
 from rayfed.store.finding import Part, PartColumn
 
@@ -68,9 +67,7 @@ def _of_columns(attack: str, rows: Sequence[Row]) -> Part | None:
 
     Records of one client resemble each other, so each client counts once.
     """
-    victims: dict[Any, list[Row]] = {}
-    for row in rows:
-        victims.setdefault(row["victim"], []).append(row)
+    victims = {row["victim"] for row in rows}
     tests = len(rows[0].get("columns") or ())
     found = [
         column
@@ -89,11 +86,11 @@ def _part(attack: str, read: Sequence[Row]) -> Part:
     return Part(attack, found, guessed, len(read), _columns(read), tuple(read))
 
 
-def _by_sample(rows: Sequence[Row]) -> dict[Any, list[Row]]:
-    found: dict[Any, list[Row]] = {}
+def _by_sample(rows: Sequence[Row]) -> dict[Sample, list[Row]]:
+    by_sample: dict[Sample, list[Row]] = {}
     for row in rows:
-        found.setdefault((row.get("round"), row["victim"], row["sample"]), []).append(row)
-    return found
+        by_sample.setdefault(sample_of(row), []).append(row)
+    return by_sample
 
 
 def _columns(rows: Sequence[Row]) -> tuple[PartColumn, ...]:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rayfed import reasons
 from rayfed.evidence.arms import arm_spec, attack_knowledge, is_recorded, is_undefended
@@ -15,7 +15,7 @@ from rayfed.evidence.bounds import Bound, BoundedShare
 from rayfed.evidence.checks import GateReason, ReasonKind
 from rayfed.evidence.gate_inputs import GateInputs
 from rayfed.evidence.membership import RATES, Roc, compute_roc
-from rayfed.evidence.rows import Knowledge, Row, code_given
+from rayfed.evidence.rows import Knowledge, Row, Sample, code_given, group_rows, sample_of
 from rayfed.metrics.roc import Estimate, share
 from rayfed.metrics.top import TOP_1
 from rayfed.reasons import Reason
@@ -27,8 +27,6 @@ _IN_DOUBT = (
     | {Reason.DEFENCES_UNKNOWN, Reason.ADAPTIVE_NOT_CONVERGED, Reason.ADAPTIVE_NOT_COMPARED}
 )
 """Reasons of findings for which reconstructions are no evidence that people are not identified."""
-Place = tuple[Any, ...]
-"""Key of a client, or of a sample, that is equal on all arms."""
 
 
 class ShareEstimate(NamedTuple):
@@ -199,8 +197,8 @@ class IdentityShares(Shares):
         shares: dict[str, Estimate | None] = {}
         for attack, rows in self.rows_by_attack(arm).items():
             if any(row.get(TOP_1.name) is not None for row in rows):
-                identified = {place_of(row) for row in rows if row.get(TOP_1.name)}
-                shares[attack] = share(len(identified), len(set(map(place_of, rows))))
+                identified = {sample_of(row) for row in rows if row.get(TOP_1.name)}
+                shares[attack] = share(len(identified), len(set(map(sample_of, rows))))
         return shares
 
     def bounded_estimates(self, arm: str, attacks: Collection[str] | None = None) -> list[ShareEstimate]:
@@ -210,9 +208,9 @@ class IdentityShares(Shares):
         """
         every = self.rows_by_attack(arm)
         titles = [title for title in self.by_attack(arm) if attacks is None or title in attacks]
-        samples = {title: set(map(_sample, every[title])) for title in titles}
-        identified = {title: {_sample(row) for row in every[title] if row.get(TOP_1.name)} for title in titles}
-        anyone = set[Place]().union(*identified.values())
+        samples = {title: set(map(_sample_in_batch, every[title])) for title in titles}
+        identified = {title: {_sample_in_batch(row) for row in every[title] if row.get(TOP_1.name)} for title in titles}
+        anyone = set[Sample]().union(*identified.values())
         found = []
         for title, attacked in samples.items():
             hits = attacked & anyone
@@ -228,7 +226,7 @@ class IdentityShares(Shares):
     def chance(self, rows: Sequence[Row]) -> float:
         """Return the share of people that guessing identifies, with one guess per repeat."""
         people = max((row["people"] or 0 for row in self.inputs.attacks), default=0)
-        repeats = max(Counter(map(place_of, rows)).values())
+        repeats = max(Counter(map(sample_of, rows)).values())
         return min(1.0, repeats / people) if people else 1.0
 
     def missing_reason(self, row: Row) -> ReasonKind:
@@ -261,19 +259,11 @@ def make_shares(inputs: GateInputs, bound: Bound) -> Shares:
     return IdentityShares(inputs, bound) if bound.name == BoundedShare.IDENTITY else MembershipShares(inputs, bound)
 
 
-def place_of(row: Row) -> Place:
-    """Return a key of the row's client, or sample, that is equal on all arms."""
-    return row["round"], row["victim"], row.get("sample")
-
-
-def _sample(row: Row) -> Place:
-    """Return a key of the row's sample that is equal for all attacks on an arm."""
-    return row["batch_size"], *place_of(row)
+def _sample_in_batch(row: Row) -> Sample:
+    """Return a key of the row's sample that differs between batch sizes."""
+    return row["batch_size"], *sample_of(row)
 
 
 def _by_attack(table: Sequence[Row], arm: str, metric: str | None = None) -> dict[str, list[Row]]:
-    rows: dict[str, list[Row]] = {}
-    for row in table:
-        if row["arm"] == arm and (metric is None or row["metric"] == metric):
-            rows.setdefault(row["attack"], []).append(row)
-    return rows
+    own = [row for row in table if row["arm"] == arm and (metric is None or row["metric"] == metric)]
+    return {attack: rows for (attack,), rows in group_rows(own, "attack").items()}

@@ -11,9 +11,9 @@ from rayfed.errors import RunError
 from rayfed.evidence.arms import arm_names, arm_spec, has_user_defence, is_recorded, is_undefended
 from rayfed.evidence.attack_results import InferenceResult, summarise_inferences
 from rayfed.evidence.criteria import Criterion, modality_of
-from rayfed.evidence.findings import cells_without_adaptive_attack, findings, rows_by_cell, worst_state
+from rayfed.evidence.findings import cells_without_adaptive_attack, findings, worst_state
 from rayfed.evidence.methods import closed_forms, short_searches
-from rayfed.evidence.rows import Row, sample_of
+from rayfed.evidence.rows import Row, group_rows, sample_of
 from rayfed.metrics.known import leading, modality_by
 from rayfed.reasons import Reason
 from rayfed.store import exits
@@ -128,7 +128,8 @@ class RunEvidence:
     @property
     def is_current(self) -> bool:
         """Return whether the rows are on all results of the attacks and on the present state of the run."""
-        attacked = {cell: len(set(map(sample_of, rows))) for cell, rows in rows_by_cell(self.attacks).items()}
+        cells = group_rows(self.attacks, "arm", "batch_size")
+        attacked = {cell: len(set(map(sample_of, rows))) for cell, rows in cells.items()}
         inferred = {row["arm"] for row in self.inferences}
         return (
             bool(self.rows)

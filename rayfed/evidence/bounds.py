@@ -78,8 +78,8 @@ class BoundCriterion(Criterion):
 
     def nearness(self, row: Row) -> float | None:
         """Return the similarity of a row's reconstruction to the true sample; None if the metric was not measured."""
-        value: float | None = row.get(self.metric.name)
-        if value is None or value != value:
+        value = row.get(self.metric.name)
+        if not measured(value):
             return None
         return min(value, self.metric.ceiling) if self.metric.higher_is_closer else -value
 

@@ -39,7 +39,7 @@ from rayfed.store.finding import (
     Pending,
     State,
 )
-from rayfed.store.schemas import UNPLAYED
+from rayfed.store.schemas import INAPPLICABLE, UNPLAYED
 
 GRADIENT_FIT_TOL = 5e-6
 """Maximum `fit` (gradient distance) at which reconstructed samples explain the observed gradient.
@@ -196,7 +196,7 @@ DOUBTS: Sequence[Callable[[Cell], Doubt | None]] = (
 
 def _hidden_by_channel(cell: Cell) -> bool:
     """No attack could read the update, because the channel hides it."""
-    return all(row["status"] == "not applicable" and row.get("reason") in CHANNELS for row in cell.rows)
+    return all(row["status"] == INAPPLICABLE and row.get("reason") in CHANNELS for row in cell.rows)
 
 
 def _leaks(cell: Cell) -> bool:
@@ -221,7 +221,7 @@ def _decisive_attack_missing(cell: Cell) -> bool:
 
 def _attack_broken(cell: Cell) -> bool:
     """An attack failed or diverged; without a defence, also one that returned nothing usable."""
-    unusable = (row for row in cell.silent if row["status"] != "not applicable")
+    unusable = (row for row in cell.silent if row["status"] != INAPPLICABLE)
     return any(cell.bare or row["status"] != "ok" for row in unusable)
 
 
@@ -405,7 +405,7 @@ def _no_results(cell: Cell) -> tuple[NoResult, ...]:
     """Return the attacks without a result; those that do not apply only if no attack has a result."""
     found: dict[NoResult, None] = {}
     for row in cell.silent:
-        inapplicable = row["status"] == "not applicable" and bool(cell.finite or cell.not_run)
+        inapplicable = row["status"] == INAPPLICABLE and bool(cell.finite or cell.not_run)
         if row["status"] == UNPLAYED or inapplicable:
             continue
         missing = cell.criterion.missing(row) if row["status"] == "ok" else None

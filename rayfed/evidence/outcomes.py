@@ -18,16 +18,16 @@ from rayfed.evidence.attack_status import count_failed
 from rayfed.evidence.findings import explains, findings, worst_state
 from rayfed.evidence.methods import closed_forms
 from rayfed.evidence.rows import Row, code_given, group_rows
-from rayfed.evidence.settings import INAPPLICABLE, estimate
+from rayfed.evidence.settings import estimate
 from rayfed.evidence.training import ArmSummary, rounds_after_warm_up, summarise_arms
 from rayfed.evidence.verdicts import criterion_of, read_evidence
 from rayfed.metrics.measures import JUDGED, MEASURES, extreme_of
 from rayfed.metrics.roc import share
 from rayfed.reasons import CHANNELS, Reason
 from rayfed.store import exits
-from rayfed.store.finding import Finding, State
+from rayfed.store.finding import State
 from rayfed.store.folder import RunFolder
-from rayfed.store.schemas import OUTCOME_FIELDS, TRIAL_FIELDS
+from rayfed.store.schemas import INAPPLICABLE, OUTCOME_FIELDS, TRIAL_FIELDS
 
 FINDINGS = "findings"
 """Key of the findings that explain a result, in rows that were not read from a table."""
@@ -281,18 +281,15 @@ def _result(scenario: Mapping[str, Any], rows: Sequence[Row], finished: bool) ->
     )
     state = worst_state(found)
     worst = [one for one in found if one.state == state]
-    silent: list[Finding] = []
-    if state in (State.INCONCLUSIVE, State.NOT_MEASURED):
-        silent = worst
+    silent = worst if state in (State.INCONCLUSIVE, State.NOT_MEASURED) else []
     near = max(worst, key=lambda one: one.best or 0.0)
-    baseline = None if near.best is None or near.gain is None else near.best - near.gain
     return {
         "result": state,
         "doubt": next((one.reason for one in silent if one.reason), None),
         FINDINGS: tuple(silent),
         "explains": code_given(rows[0]) and explains(rows, rows),
         "max_similarity": near.best,
-        "baseline_similarity": baseline,
+        "baseline_similarity": near.baseline,
     }
 
 

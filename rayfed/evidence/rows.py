@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from math import isfinite, isnan
-from typing import Any
+from typing import Any, TypeGuard
 
 Row = Mapping[str, Any]
 Sample = tuple[Any, ...]
@@ -21,7 +21,7 @@ class Knowledge(StrEnum):
     LABELS = "labels"
 
 
-def measured(value: float | None) -> bool:
+def measured(value: float | None) -> TypeGuard[float]:
     """Return whether a value is a number: not None and not NaN."""
     return value is not None and not isnan(value)
 

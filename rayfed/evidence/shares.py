@@ -20,6 +20,7 @@ from rayfed.metrics.roc import Estimate, share
 from rayfed.metrics.top import TOP_1
 from rayfed.reasons import Reason
 from rayfed.store.finding import Doubt
+from rayfed.store.schemas import INAPPLICABLE
 
 _IN_DOUBT = (
     reasons.UNDECIDED
@@ -221,7 +222,7 @@ class IdentityShares(Shares):
 
     def do_not_apply(self, rows: Sequence[Row]) -> bool:
         """Return whether an attack that reconstructs samples does not apply to an arm."""
-        return all(row["status"] == "not applicable" for row in rows)
+        return all(row["status"] == INAPPLICABLE for row in rows)
 
     def chance(self, rows: Sequence[Row]) -> float:
         """Return the share of people that guessing identifies, with one guess per repeat."""

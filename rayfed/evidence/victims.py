@@ -43,7 +43,7 @@ def victims_by_attack(
 ) -> dict[tuple[str, str], dict[int, Victim]]:
     """Return the attacked clients (victims) by (arm, attack) and client, in the order of the arms.
 
-    `closed` are the closed forms among the attacks (`rayfed.evidence.attack_status.closed_forms`).
+    `closed` are the closed forms among the attacks (`rayfed.evidence.methods.closed_forms`).
     """
     victims: dict[tuple[str, str], dict[int, Victim]] = {}
     for client in sorted({row["victim"] for row in [*attacks, *inferences]}):

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from rayfed.evidence.criteria import Criterion
-from rayfed.evidence.labels import LUCK, Named, named
+from rayfed.evidence.labels import LUCK, LabelInference, collect_label_inferences
 from rayfed.evidence.rows import Row, group_rows, labels_given, measured
 from rayfed.metrics.base import Metric
 from rayfed.metrics.known import METRICS, metrics_of
@@ -123,7 +123,7 @@ class LabelBoundCriterion(BoundCriterion):
         assert bound.metric is not None
         results: dict[tuple[str, int, str], LabelResult] = {}
         for (arm, batch), rows in group_rows(attacks, "arm", "batch_size").items():
-            for labels in named(rows):  # one per repeat
+            for labels in collect_label_inferences(rows):  # one per repeat
                 key = arm, batch, labels.attack
                 result = _label_result(labels, bound.limit)
                 results[key] = max(result, results.get(key, result))
@@ -149,9 +149,9 @@ class LabelBoundCriterion(BoundCriterion):
     leaks = near
 
 
-def _label_result(labels: Named, limit: float) -> LabelResult:
+def _label_result(labels: LabelInference, limit: float) -> LabelResult:
     whole = labels.share >= limit
-    updates = labels.attempts * labels.luck_of(limit) <= LUCK
+    updates = labels.attempts * labels.luck_by_update(limit) <= LUCK
     exceeds = updates or (whole and not labels.lucky)
     single = not whole and (updates or labels.may_reach(limit))
     return LabelResult(exceeds, max(labels.updates.values()) if single else labels.share)

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from rayfed.evidence.criteria import Criterion
-from rayfed.evidence.labels import foremost, named
+from rayfed.evidence.labels import best_label_inference, collect_label_inferences
 from rayfed.evidence.rows import (
     Row,
     Sample,
@@ -100,7 +100,7 @@ class Cell:
     @cached_property
     def answered(self) -> set[tuple[str, Sample]]:
         """Attacks and the samples on which they finished in each repeat."""
-        return set(map(_attacked, self.rows)) - set(map(_attacked, self.silent))
+        return set(map(_attack_on_sample, self.rows)) - set(map(_attack_on_sample, self.silent))
 
     @cached_property
     def not_run(self) -> list[Row]:
@@ -128,7 +128,7 @@ def has_finished(row: Row, criterion: Criterion, closed: Collection[str]) -> boo
     return ended and criterion.nearness(row) is not None and all(measured(row[name]) for name in criterion.needs)
 
 
-def _attacked(row: Row) -> tuple[str, Sample]:
+def _attack_on_sample(row: Row) -> tuple[str, Sample]:
     return row["attack"], sample_of(row)
 
 
@@ -271,12 +271,11 @@ def findings(
     ]
     leaks = [one for one in found if one.state == State.LEAKS and one.arm not in undefended]
     best = {one.batch: one for one in sorted(leaks, key=lambda one: one.best or 0.0)}
-    return [
-        replace(one, overtaken=_overtaken(best[one.batch], cells[one.arm, one.batch]))
-        if one.arm in undefended and one.state != State.LEAKS and one.batch in best
-        else one
-        for one in found
-    ]
+    for index, one in enumerate(found):
+        if one.arm in undefended and one.state != State.LEAKS and one.batch in best:
+            overtaken = _overtaken(best[one.batch], cells[one.arm, one.batch])
+            found[index] = replace(one, overtaken=overtaken)
+    return found
 
 
 def _cells(
@@ -288,7 +287,7 @@ def _cells(
     untried: dict[int, set[tuple[str, Sample]]] = {}
     for row in attacks:
         if row["arm"] in undefended and row["status"] == UNPLAYED:
-            untried.setdefault(row["batch_size"], set()).add(_attacked(row))
+            untried.setdefault(row["batch_size"], set()).add(_attack_on_sample(row))
     arms = list(dict.fromkeys(arm for arm, _ in by_cell))
     labels = {row["attack"]: label_of(row) for row in attacks}
     cells = {}
@@ -316,7 +315,7 @@ def working_attacks(
         if arm in undefended:
             part = criterion.part(rows)
             leaks = [row for row in rows if criterion.leaks(row)] + list(part.rows if part else ())
-            found.setdefault(batch, set()).update(map(_attacked, leaks))
+            found.setdefault(batch, set()).update(map(_attack_on_sample, leaks))
     return found
 
 
@@ -347,7 +346,7 @@ def _with_values(finding: Finding, cell: Cell, short_searches: Collection[str]) 
     part_row = next((row for row in rows if cell.part and row["attack"] == cell.part.attack), None)
     short = {label_of(row) for row in cell.rows if row["attack"] in cell.complete & set(short_searches)}
     gains = [row["above_baseline"] for row in leaks if row["above_baseline"] is not None]
-    labels = foremost(named(cell.rows))
+    labels = best_label_inference(collect_label_inferences(cell.rows))
     return replace(
         finding,
         metric=leading(cell.criterion.modality).name,
@@ -486,7 +485,7 @@ def cells_without_adaptive_attack(
         able = [row for row in cell if code_given(row) and has_finished(row, criterion, closed)]
         if not set(map(sample_of, able)) >= set(map(sample_of, cell)):
             found[arm, batch] = Reason.NO_ADAPTIVE_ATTACK
-        elif not set(map(_attacked, able)) & working.get(batch, set()):
+        elif not set(map(_attack_on_sample, able)) & working.get(batch, set()):
             found[arm, batch] = Reason.NO_ADAPTIVE_ATTACK_WORKS
     return found
 

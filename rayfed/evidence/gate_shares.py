@@ -123,6 +123,8 @@ def _not_exceeded(case: Case) -> Decision | None:
 
 def _no_valid_adaptive_attack(case: Case) -> Decision | None:
     """No attack that exceeds the bound without a defence is adaptive."""
+    if not case.shares.has_defences(case.arm):
+        return None
     reason = case.shares.doubt_reason(case.arm, case.exceeding_undefended)
     return Decision(GateState.INCONCLUSIVE, [reason]) if reason else None
 

@@ -79,7 +79,7 @@ class Shares(ABC):
 
     @abstractmethod
     def doubt_reason(self, arm: str, exceeding: Collection[str]) -> GateReason | None:
-        """Return the reason why the attacks are no evidence for the defences of an arm; None if they are.
+        """Return the reason why the attacks are no evidence for the defences of an arm with defences; None if they are.
 
         `exceeding` are the attacks that exceed the bound without a defence.
         """
@@ -154,8 +154,6 @@ class MembershipShares(Shares):
         With `code` an attacker undoes the deterministic part of the defences, and with `defence` it defends its shadow
         clients. Without either it may miss members that the update reveals.
         """
-        if not self.has_defences(arm):
-            return None
         if is_recorded(self.inputs.scenario, arm):
             return GateReason(ReasonKind.DOUBT, Doubt(Reason.DEFENCES_UNKNOWN))
         reason = GateReason(ReasonKind.NO_ADAPTIVE_MEMBERSHIP)
@@ -244,8 +242,6 @@ class IdentityShares(Shares):
         An attack that identifies people without a defence has to know the code of the defences, and its reconstructions
         must leave no doubt.
         """
-        if not self.has_defences(arm):
-            return None
         for finding in self.inputs.findings:
             if finding.arm == arm and finding.doubt and finding.reason in _IN_DOUBT:
                 return GateReason(ReasonKind.DOUBT, finding.doubt)

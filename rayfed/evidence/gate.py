@@ -34,7 +34,7 @@ from rayfed.metrics.known import NOUNS, leading
 from rayfed.store.finding import Finding, State
 from rayfed.store.schemas import ANSWERED
 
-MISTAKEN = 0.5
+WRONG_REPLAY_DISTANCE = 0.5
 """Relative distance between a recorded update and its control at which the recorded one counts as defended. Smaller
 distances can come from the order of the samples."""
 
@@ -261,7 +261,8 @@ def _missing_results(finding: Finding) -> list[GateReason]:
 
 def _limits(case: Case) -> list[GateReason]:
     """Return the limits of a passed check, other leakage that its bound does not cover, and the attacks' budget."""
-    finding, recovered = case.finding, Recovered(case.own, case.inputs.criterion)
+    finding = case.finding
+    recovered = Recovered(case.own, case.inputs.criterion)
     reasons = [GateReason(ReasonKind.BASELINE_REACHES_BOUND)] if case.exceeds else []
     reasons += _missing_results(finding)
     if finding.shown is not None and finding.shown != finding.samples:
@@ -299,4 +300,4 @@ def wrong_replay_distance(inputs: GateInputs, arm: str) -> float | None:
         return None
     distances = [row["distortion"] or 0.0 for row in inputs.attacks if row["arm"] == arm]
     distance = max(distances, default=0.0)
-    return None if distance < MISTAKEN else distance
+    return None if distance < WRONG_REPLAY_DISTANCE else distance

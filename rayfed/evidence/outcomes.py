@@ -20,7 +20,7 @@ from rayfed.evidence.methods import closed_forms
 from rayfed.evidence.rows import Row, code_given, group_rows
 from rayfed.evidence.settings import estimate
 from rayfed.evidence.training import ArmSummary, rounds_after_warm_up, summarise_arms
-from rayfed.evidence.verdicts import criterion_of, read_evidence
+from rayfed.evidence.verdicts import RunEvidence, criterion_of, read_evidence
 from rayfed.metrics.measures import JUDGED, MEASURES, extreme_of
 from rayfed.metrics.roc import share
 from rayfed.reasons import CHANNELS, Reason
@@ -70,17 +70,24 @@ def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
             found.append(common | result | {"without_result": without_result, "attacked": attacked})
         if arm.name not in results:
             found.append(common)
-    found = with_references(found, scenario, lambda row: ())
-    evidence = read_evidence(folder)
-    # Without a defence, results that are not leaks show only that the attacks may be weak, so they stay inconclusive.
-    states = {each.arm: each.state for each in evidence.verdicts if not is_undefended(scenario, each.arm)}
+    return _with_run_verdicts(with_references(found, scenario, lambda row: ()), read_evidence(folder))
+
+
+def _with_run_verdicts(rows: Sequence[Row], evidence: RunEvidence) -> list[dict[str, Any]]:
+    """Return the rows with the verdicts of the run, and with the reasons why they are inconclusive.
+
+    Without a defence, results that are not leaks show only that the attacks may be weak, so they stay inconclusive.
+    """
+    states = {each.arm: each.state for each in evidence.verdicts if not is_undefended(evidence.scenario, each.arm)}
     inconclusive = [each for each in evidence.findings if each.state == State.INCONCLUSIVE]
     doubts: dict[Hashable, Reason | None] = {(each.arm, each.batch): each.reason for each in inconclusive}
-    for row in found:
-        row["verdict"] = states.get(row["arm"], row["verdict"])
+    judged = []
+    for row in rows:
+        own = {**row, "verdict": states.get(row["arm"], row["verdict"])}
         if row.get("result") == State.NOT_RECONSTRUCTED and row.get("doubt"):
-            row["doubt"] = doubts.get((row["arm"], row.get("batch_size"))) or row["doubt"]
-    return found
+            own["doubt"] = doubts.get((row["arm"], row.get("batch_size"))) or row["doubt"]
+        judged.append(own)
+    return judged
 
 
 def _training(arm: ArmSummary, rounds: Sequence[Row]) -> dict[str, Any]:

@@ -73,7 +73,8 @@ def available_gpus(address: str | None, scenario: Scenario) -> dict[str, int]:
 
 def gpus_for(share: ResourceShare, nodes: Sequence[Node]) -> int:
     """Return the number of GPUs on the nodes where such an actor may be, and that have the CPUs for it."""
-    return sum(int(n.gpus) for n in nodes if share.may_be_on(n.labels) and n.cpus >= share.num_cpus)
+    usable = [node for node in nodes if share.may_be_on(node.labels) and node.cpus >= share.num_cpus]
+    return sum(int(node.gpus) for node in usable)
 
 
 @contextmanager

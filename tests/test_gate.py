@@ -32,7 +32,6 @@ from rayfed.engine.local import local
 from rayfed.engine.progress import Progress
 from rayfed.engine.replaying import Recorded
 from rayfed.errors import Killed, UserError
-from rayfed.evidence import labels as named_labels
 from rayfed.evidence.baseline import Change, ChangeReasonKind, compare_with_baseline
 from rayfed.evidence.bounds import MEMBERSHIP, Bound, boundable_metrics
 from rayfed.evidence.checks import (
@@ -41,7 +40,7 @@ from rayfed.evidence.checks import (
 )
 from rayfed.evidence.gate import check_bounds
 from rayfed.evidence.gate_inputs import GateInputs
-from rayfed.evidence.labels import LUCK
+from rayfed.evidence.labels import LUCK, collect_label_inferences
 from rayfed.evidence.updates import measure_updates
 from rayfed.metrics.known import default_names
 from rayfed.metrics.labels import even_guess, label_accuracy
@@ -333,7 +332,7 @@ def test_what_guesses_do_not_reach_as_often_is_no_pass(
     bare = [one | {"arm": "none", "label_accuracy": 1.0} for one in rows]
     assert states(LABELS, *bare, *rows)["x"] != "passed"
     guesses = [one | {"label_accuracy": one["label_baseline"]} for one in rows]
-    [found] = named_labels.named(guesses)
+    [found] = collect_label_inferences(guesses)
     assert found.reaching(0.9) == 0 or not found.may_reach(0.9)
 
 
@@ -344,7 +343,7 @@ def test_repeats_are_attempts_of_their_own() -> None:
     assert states(LABELS, *bare, *rows, *labels_of("x", [1] * 8, repeat=3)) == {"none": "failed", "x": "failed"}
     assert states(LABELS, *bare, *rows)["x"] == "passed"
     four = [one for i in range(8) for one in labels_of("x", [1] * 2, repeat=i)]
-    assert not any(each.luck < LUCK for each in named_labels.named(four))
+    assert not any(each.luck < LUCK for each in collect_label_inferences(four))
 
 
 def test_attackers_without_time_leave_the_guess_as_it_is() -> None:
@@ -353,7 +352,7 @@ def test_attackers_without_time_leave_the_guess_as_it_is() -> None:
     for one in late:
         one["label_accuracy"] = None
     rows = [*labels_of("none", [1] * 8), *late]
-    [found] = named_labels.named(rows)
+    [found] = collect_label_inferences(rows)
     assert found.guesses.commonest == 1 / 8
     assert found.attempts == 1
     assert not found.lucky
@@ -391,7 +390,7 @@ def test_a_share_of_labels_that_is_no_number_is_not_measured() -> None:
     rows = [*labels_of("none", [1] * 8), *labels_of("x", [nan] * 8, label_baseline=nan)]
     check = check_x(LABELS, rows)
     assert check.state == "not measured"
-    assert named_labels.named(rows[8:]) == []
+    assert collect_label_inferences(rows[8:]) == []
 
 
 def guessed(rng: np.random.Generator, labels: np.ndarray, prior: np.ndarray, how: str) -> list[float]:
@@ -427,7 +426,7 @@ def test_luck_is_told_as_such(how: str, batch: int, skew: str) -> None:
                 one | {"true_label": int(own), "label_baseline": even_guess(torch.tensor(update), 10)}
                 for one, own, update in zip(made, labels.flatten(), np.repeat(labels, batch, 0), strict=True)
             ]
-        beyond += any(not one.lucky or one.whole for one in named_labels.named(rows))
+        beyond += any(not one.lucky or one.whole for one in collect_label_inferences(rows))
     assert beyond <= max(2, runs // 20)
 
 

@@ -161,9 +161,8 @@ class ClientWorker(ClientRuntime):
     def observe(self, sent: Sent, request: ObservationRequest) -> tuple[None, list[Observation], list[Truth]]:
         """Observe an attack's victims, and return None (for the driver), the observations, and the true samples."""
         builder, sent = ObservationBuilder(self), self.here(sent)
-        seen = [
-            builder.observe(request.visit(sent, victim), request.attack, request.repeat) for victim in request.victims
-        ]
+        visits = [request.visit(sent, victim) for victim in request.victims]
+        seen = [builder.observe(visit, request.attack, request.repeat) for visit in visits]
         return None, [observation for observation, _ in seen], [truth for _, truth in seen]
 
     def score(
@@ -182,8 +181,8 @@ class ClientWorker(ClientRuntime):
         """
         observed: list[ObservedClient | None] = [None] * len(truths)
         if sent is not None and request is not None:
-            asked = request.attack, request.repeat
-            observed = [ObservedClient(self, request.visit(sent, victim), *asked) for victim in request.victims]
+            visits = [request.visit(sent, victim) for victim in request.victims]
+            observed = [ObservedClient(self, visit, request.attack, request.repeat) for visit in visits]
         scored = [
             self._inferred(t, g) if isinstance(g, Inference) else self._rebuilt(t, g, strip and not i, seen)
             for i, (t, g, seen) in enumerate(zip(truths, guesses, observed, strict=True))

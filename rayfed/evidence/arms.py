@@ -68,12 +68,15 @@ def arm_spec(scenario: Row, arm: str) -> Row:
     return own if isinstance(own, Mapping) else {"defences": own}
 
 
+def attack_specs(scenario: Row) -> dict[str, Row]:
+    """Return the settings of each attack in the scenario, by the attack's title: its label, or else its name."""
+    specs = [spec for spec in scenario.get("attacks") or [] if isinstance(spec, Mapping)]
+    return {str(spec.get("label") or spec["name"]): spec for spec in specs}
+
+
 def attack_knowledge(scenario: Row, attack: str) -> set[str]:
     """Return the grants (given knowledge) of an attack with some title, from the scenario."""
-    for spec in scenario.get("attacks") or []:
-        if isinstance(spec, Mapping) and attack == str(spec.get("label") or spec["name"]):
-            return set(spec.get("knowledge") or ())
-    return set()
+    return set(attack_specs(scenario).get(attack, {}).get("knowledge") or ())
 
 
 def is_secure(scenario: Row) -> bool:

@@ -22,7 +22,7 @@ MAX_SECONDS = 100.0
 
 
 @dataclass(frozen=True)
-class CriteriaMet:
+class CriteriaCheck:
     """Result of four bounds on one arm under one attack; None for a bound on a quantity that was not measured."""
 
     arm: str
@@ -38,16 +38,16 @@ class CriteriaMet:
         return all((self.accuracy, self.bp_mse, self.bp_ki, self.seconds))
 
 
-def check_criteria(arms: Sequence[ArmSummary], leaks: Sequence[Leakage]) -> list[CriteriaMet]:
+def check_criteria(arms: Sequence[ArmSummary], leaks: Sequence[Leakage]) -> list[CriteriaCheck]:
     """Return, per attack and arm, whether the bounds on accuracy, `bp_mse`, `bp_ki` and seconds hold."""
     best = max((arm.accuracy for arm in arms if arm.accuracy is not None), default=None)
     by_name = {arm.name: arm for arm in arms}
     return [_check(by_name[leak.arm], leak, best) for leak in leaks if leak.scores["bp_ki"]]
 
 
-def _check(arm: ArmSummary, leak: Leakage, best: float | None) -> CriteriaMet:
+def _check(arm: ArmSummary, leak: Leakage, best: float | None) -> CriteriaCheck:
     mse, bp_ki = leak.scores["mse"], leak.scores["bp_ki"]
-    return CriteriaMet(
+    return CriteriaCheck(
         arm=arm.name,
         attack=leak.attack,
         accuracy=None if arm.accuracy is None or best is None else arm.accuracy >= best - MAX_ACCURACY_LOSS,

@@ -8,9 +8,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from rayfed.evidence.criteria import Criterion
-from rayfed.evidence.findings import rows_by_cell
-from rayfed.evidence.labels import LUCK, Named, named
-from rayfed.evidence.rows import Row, labels_given, measured
+from rayfed.evidence.labels import LUCK, LabelInference, collect_label_inferences
+from rayfed.evidence.rows import Row, group_rows, labels_given, measured
 from rayfed.metrics.base import Metric
 from rayfed.metrics.known import METRICS, metrics_of
 from rayfed.metrics.measures import JUDGED
@@ -79,8 +78,8 @@ class BoundCriterion(Criterion):
 
     def nearness(self, row: Row) -> float | None:
         """Return the similarity of a row's reconstruction to the true sample; None if the metric was not measured."""
-        value: float | None = row.get(self.metric.name)
-        if value is None or value != value:
+        value = row.get(self.metric.name)
+        if not measured(value):
             return None
         return min(value, self.metric.ceiling) if self.metric.higher_is_closer else -value
 
@@ -123,8 +122,8 @@ class LabelBoundCriterion(BoundCriterion):
         """Return the criterion of recovered labels for a run's rows of `attacks`."""
         assert bound.metric is not None
         results: dict[tuple[str, int, str], LabelResult] = {}
-        for (arm, batch), rows in rows_by_cell(attacks).items():
-            for labels in named(rows):  # one per repeat
+        for (arm, batch), rows in group_rows(attacks, "arm", "batch_size").items():
+            for labels in collect_label_inferences(rows):  # one per repeat
                 key = arm, batch, labels.attack
                 result = _label_result(labels, bound.limit)
                 results[key] = max(result, results.get(key, result))
@@ -150,9 +149,9 @@ class LabelBoundCriterion(BoundCriterion):
     leaks = near
 
 
-def _label_result(labels: Named, limit: float) -> LabelResult:
+def _label_result(labels: LabelInference, limit: float) -> LabelResult:
     whole = labels.share >= limit
-    updates = labels.attempts * labels.luck_of(limit) <= LUCK
+    updates = labels.attempts * labels.luck_by_update(limit) <= LUCK
     exceeds = updates or (whole and not labels.lucky)
     single = not whole and (updates or labels.may_reach(limit))
     return LabelResult(exceeds, max(labels.updates.values()) if single else labels.share)

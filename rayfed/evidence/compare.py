@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rayfed.errors import UserError
+from rayfed.evidence.arms import attack_specs
 from rayfed.evidence.paired import PairedDifference, PairGroup, compare_pairs
 from rayfed.evidence.settings import Setting
 from rayfed.store import exits
@@ -134,9 +135,7 @@ def _other_victims(
 
 def changed_attacks(scenarios: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the names of the attacks that all scenarios have, but with different settings."""
-    specs = []
-    for scenario in scenarios:
-        specs.append({str(spec.get("label") or spec["name"]): spec for spec in scenario.get("attacks") or []})
+    specs = [attack_specs(scenario) for scenario in scenarios]
     common = [name for name in specs[0] if all(name in own for own in specs)]
     return [name for name in common if any(own[name] != specs[0][name] for own in specs)]
 

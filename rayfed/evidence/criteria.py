@@ -62,7 +62,7 @@ class Criterion:
         """Return the leading metric of a row of `attacks`, clipped at its ceiling; None for a missing value."""
         metric = leading(self.modality)
         value = row.get(metric.name)
-        return None if value is None or value != value else min(value, metric.ceiling)
+        return min(value, metric.ceiling) if measured(value) else None
 
     def near(self, row: Row) -> bool:
         """Return whether the reconstruction in a row of `attacks` reaches the threshold and beats the baseline."""

@@ -9,10 +9,21 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import fmean
+from typing import Any
 
 from rayfed.evidence.criteria import Criterion
-from rayfed.evidence.labels import foremost, named
-from rayfed.evidence.rows import Row, Sample, code_given, knowledge_in, label_of, labels_given, measured, sample_of
+from rayfed.evidence.labels import best_label_inference, collect_label_inferences
+from rayfed.evidence.rows import (
+    Row,
+    Sample,
+    code_given,
+    group_rows,
+    knowledge_in,
+    label_of,
+    labels_given,
+    measured,
+    sample_of,
+)
 from rayfed.metrics.known import leading
 from rayfed.reasons import CHANNELS, UNDECIDED, Reason
 from rayfed.store.finding import (
@@ -28,7 +39,7 @@ from rayfed.store.finding import (
     Pending,
     State,
 )
-from rayfed.store.schemas import UNPLAYED
+from rayfed.store.schemas import INAPPLICABLE, UNPLAYED
 
 GRADIENT_FIT_TOL = 5e-6
 """Maximum `fit` (gradient distance) at which reconstructed samples explain the observed gradient.
@@ -89,7 +100,7 @@ class Cell:
     @cached_property
     def answered(self) -> set[tuple[str, Sample]]:
         """Attacks and the samples on which they finished in each repeat."""
-        return set(map(_attacked, self.rows)) - set(map(_attacked, self.silent))
+        return set(map(_attack_on_sample, self.rows)) - set(map(_attack_on_sample, self.silent))
 
     @cached_property
     def not_run(self) -> list[Row]:
@@ -117,7 +128,7 @@ def has_finished(row: Row, criterion: Criterion, closed: Collection[str]) -> boo
     return ended and criterion.nearness(row) is not None and all(measured(row[name]) for name in criterion.needs)
 
 
-def _attacked(row: Row) -> tuple[str, Sample]:
+def _attack_on_sample(row: Row) -> tuple[str, Sample]:
     return row["attack"], sample_of(row)
 
 
@@ -185,7 +196,7 @@ DOUBTS: Sequence[Callable[[Cell], Doubt | None]] = (
 
 def _hidden_by_channel(cell: Cell) -> bool:
     """No attack could read the update, because the channel hides it."""
-    return all(row["status"] == "not applicable" and row.get("reason") in CHANNELS for row in cell.rows)
+    return all(row["status"] == INAPPLICABLE and row.get("reason") in CHANNELS for row in cell.rows)
 
 
 def _leaks(cell: Cell) -> bool:
@@ -210,7 +221,7 @@ def _decisive_attack_missing(cell: Cell) -> bool:
 
 def _attack_broken(cell: Cell) -> bool:
     """An attack failed or diverged; without a defence, also one that returned nothing usable."""
-    unusable = (row for row in cell.silent if row["status"] != "not applicable")
+    unusable = (row for row in cell.silent if row["status"] != INAPPLICABLE)
     return any(cell.bare or row["status"] != "ok" for row in unusable)
 
 
@@ -260,24 +271,23 @@ def findings(
     ]
     leaks = [one for one in found if one.state == State.LEAKS and one.arm not in undefended]
     best = {one.batch: one for one in sorted(leaks, key=lambda one: one.best or 0.0)}
-    return [
-        replace(one, overtaken=_overtaken(best[one.batch], cells[one.arm, one.batch]))
-        if one.arm in undefended and one.state != State.LEAKS and one.batch in best
-        else one
-        for one in found
-    ]
+    for index, one in enumerate(found):
+        if one.arm in undefended and one.state != State.LEAKS and one.batch in best:
+            overtaken = _overtaken(best[one.batch], cells[one.arm, one.batch])
+            found[index] = replace(one, overtaken=overtaken)
+    return found
 
 
 def _cells(
     attacks: Sequence[Row], criterion: Criterion, undefended: Collection[str], closed: Collection[str], changed: bool
 ) -> dict[tuple[str, int], Cell]:
     """Return the rows by arm and batch size, sorted by the order of the arms and then by batch size."""
-    by_cell = rows_by_cell(attacks)
+    by_cell = group_rows(attacks, "arm", "batch_size")
     working = working_attacks(by_cell, criterion, undefended)
     untried: dict[int, set[tuple[str, Sample]]] = {}
     for row in attacks:
         if row["arm"] in undefended and row["status"] == UNPLAYED:
-            untried.setdefault(row["batch_size"], set()).add(_attacked(row))
+            untried.setdefault(row["batch_size"], set()).add(_attack_on_sample(row))
     arms = list(dict.fromkeys(arm for arm, _ in by_cell))
     labels = {row["attack"]: label_of(row) for row in attacks}
     cells = {}
@@ -296,16 +306,8 @@ def _cells(
     return cells
 
 
-def rows_by_cell(attacks: Sequence[Row]) -> dict[tuple[str, int], list[Row]]:
-    """Return the rows by arm and batch size."""
-    found: dict[tuple[str, int], list[Row]] = {}
-    for row in attacks:
-        found.setdefault((row["arm"], row["batch_size"]), []).append(row)
-    return found
-
-
 def working_attacks(
-    cells: Mapping[tuple[str, int], Sequence[Row]], criterion: Criterion, undefended: Collection[str]
+    cells: Mapping[tuple[Any, ...], Sequence[Row]], criterion: Criterion, undefended: Collection[str]
 ) -> dict[int, set[tuple[str, Sample]]]:
     """Return the attacks and samples that leak without a defence, whole or in part, by batch size."""
     found: dict[int, set[tuple[str, Sample]]] = {}
@@ -313,7 +315,7 @@ def working_attacks(
         if arm in undefended:
             part = criterion.part(rows)
             leaks = [row for row in rows if criterion.leaks(row)] + list(part.rows if part else ())
-            found.setdefault(batch, set()).update(map(_attacked, leaks))
+            found.setdefault(batch, set()).update(map(_attack_on_sample, leaks))
     return found
 
 
@@ -344,7 +346,7 @@ def _with_values(finding: Finding, cell: Cell, short_searches: Collection[str]) 
     part_row = next((row for row in rows if cell.part and row["attack"] == cell.part.attack), None)
     short = {label_of(row) for row in cell.rows if row["attack"] in cell.complete & set(short_searches)}
     gains = [row["above_baseline"] for row in leaks if row["above_baseline"] is not None]
-    labels = foremost(named(cell.rows))
+    labels = best_label_inference(collect_label_inferences(cell.rows))
     return replace(
         finding,
         metric=leading(cell.criterion.modality).name,
@@ -402,7 +404,7 @@ def _no_results(cell: Cell) -> tuple[NoResult, ...]:
     """Return the attacks without a result; those that do not apply only if no attack has a result."""
     found: dict[NoResult, None] = {}
     for row in cell.silent:
-        inapplicable = row["status"] == "not applicable" and bool(cell.finite or cell.not_run)
+        inapplicable = row["status"] == INAPPLICABLE and bool(cell.finite or cell.not_run)
         if row["status"] == UNPLAYED or inapplicable:
             continue
         missing = cell.criterion.missing(row) if row["status"] == "ok" else None
@@ -476,14 +478,14 @@ def cells_without_adaptive_attack(
     Adaptive attacks need a result for every attacked sample. One of them has to succeed on a sample without a defence
     and to have a result for this sample here.
     """
-    cells = rows_by_cell(rows)
+    cells = group_rows(rows, "arm", "batch_size")
     working = working_attacks(cells, criterion, undefended)
     found = {}
     for (arm, batch), cell in cells.items():
         able = [row for row in cell if code_given(row) and has_finished(row, criterion, closed)]
         if not set(map(sample_of, able)) >= set(map(sample_of, cell)):
             found[arm, batch] = Reason.NO_ADAPTIVE_ATTACK
-        elif not set(map(_attacked, able)) & working.get(batch, set()):
+        elif not set(map(_attack_on_sample, able)) & working.get(batch, set()):
             found[arm, batch] = Reason.NO_ADAPTIVE_ATTACK_WORKS
     return found
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from rayfed.evidence.arms import is_recorded, is_undefended
 from rayfed.evidence.bounds import Bound, BoundCriterion, LabelBoundCriterion, lacks_metric
@@ -27,16 +26,15 @@ from rayfed.evidence.checks import (
     Recovered,
     SearchBudget,
 )
-from rayfed.evidence.findings import rows_by_cell
 from rayfed.evidence.gate_inputs import GateInputs
 from rayfed.evidence.gate_shares import check_share
-from rayfed.evidence.rows import Row, label_of, labels_given, measured
+from rayfed.evidence.rows import Row, group_rows, label_of, labels_given, total_seconds
 from rayfed.metrics.base import Metric
 from rayfed.metrics.known import NOUNS, leading
 from rayfed.store.finding import Finding, State
 from rayfed.store.schemas import ANSWERED
 
-MISTAKEN = 0.5
+WRONG_REPLAY_DISTANCE = 0.5
 """Relative distance between a recorded update and its control at which the recorded one counts as defended. Smaller
 distances can come from the order of the samples."""
 
@@ -204,7 +202,7 @@ def _check_reconstructions(inputs: GateInputs, bound: Bound, arms: Sequence[str]
     if bound.on_labels:
         rows = _rows_without_given_labels(rows)
         criterion = LabelBoundCriterion.from_rows(rows, inputs.modality, bound)
-    cells = rows_by_cell(rows)
+    cells = group_rows(rows, "arm", "batch_size")
     findings = inputs.compute_findings(rows, criterion)
     checks = []
     for arm in arms:
@@ -219,7 +217,7 @@ def _check_reconstructions(inputs: GateInputs, bound: Bound, arms: Sequence[str]
 def _rows_without_given_labels(attacks: Sequence[Row]) -> list[Row]:
     """Return the rows of attacks that recover labels; all rows of an arm and batch size without such attacks."""
     rows: list[Row] = []
-    for cell in rows_by_cell(attacks).values():
+    for cell in group_rows(attacks, "arm", "batch_size").values():
         rows += [row for row in cell if not labels_given(row)] or cell
     return rows
 
@@ -263,7 +261,8 @@ def _missing_results(finding: Finding) -> list[GateReason]:
 
 def _limits(case: Case) -> list[GateReason]:
     """Return the limits of a passed check, other leakage that its bound does not cover, and the attacks' budget."""
-    finding, recovered = case.finding, Recovered(case.own, case.inputs.criterion)
+    finding = case.finding
+    recovered = Recovered(case.own, case.inputs.criterion)
     reasons = [GateReason(ReasonKind.BASELINE_REACHES_BOUND)] if case.exceeds else []
     reasons += _missing_results(finding)
     if finding.shown is not None and finding.shown != finding.samples:
@@ -280,18 +279,16 @@ def _limits(case: Case) -> list[GateReason]:
 def _budget(case: Case) -> Budget | None:
     """Return the iterations of each search with a result, and the time of all attacks; None if the time is unknown."""
     rows = [row for row in case.rows if row["status"] in ANSWERED]
+    seconds = total_seconds(rows)
+    if seconds is None:
+        return None
     iterations: dict[str, list[int]] = {}
-    seconds: dict[tuple[Any, ...], float] = {}
     for row in rows:
         if row.get("iterations"):
             iterations.setdefault(label_of(row), []).append(row["iterations"])
-        if measured(row.get("seconds")):  # of the whole batch, repeated in the row of each sample
-            seconds[row["attack"], row["round"], row["victim"], row["repeat"]] = row["seconds"]
-    if not seconds:
-        return None
     searches = tuple(SearchBudget(attack, min(counts), max(counts)) for attack, counts in iterations.items())
     only_closed_forms = all(row["attack"] in case.inputs.closed_forms for row in rows)
-    return Budget(searches, only_closed_forms, sum(seconds.values()))
+    return Budget(searches, only_closed_forms, seconds)
 
 
 def wrong_replay_distance(inputs: GateInputs, arm: str) -> float | None:
@@ -303,4 +300,4 @@ def wrong_replay_distance(inputs: GateInputs, arm: str) -> float | None:
         return None
     distances = [row["distortion"] or 0.0 for row in inputs.attacks if row["arm"] == arm]
     distance = max(distances, default=0.0)
-    return None if distance < MISTAKEN else distance
+    return None if distance < WRONG_REPLAY_DISTANCE else distance

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from itertools import chain
 
 from rayfed.evidence.bounds import Bound
 from rayfed.evidence.checks import (
@@ -22,14 +22,14 @@ from rayfed.evidence.checks import (
     ShareBudget,
 )
 from rayfed.evidence.gate_inputs import GateInputs
-from rayfed.evidence.rows import Row, measured
-from rayfed.evidence.shares import ShareEstimate, Shares, make_shares, place_of
+from rayfed.evidence.rows import Row, sample_of, total_seconds
+from rayfed.evidence.shares import ShareEstimate, Shares, make_shares
 from rayfed.metrics.roc import Estimate
 from rayfed.store.finding import NoResult
 
 
 @dataclass(frozen=True)
-class Case:
+class ShareCase:
     """Shares that attacks on an arm reach, and the results that the rules need."""
 
     shares: Shares
@@ -70,20 +70,20 @@ class Case:
 # Rules of a check. Each returns the state with its reasons if it applies.
 
 
-def _share_exceeds(case: Case) -> Decision | None:
+def _share_exceeds(case: ShareCase) -> Decision | None:
     """The largest share exceeds the bound."""
     exceeds = case.best and case.best[1].value >= case.limit
     return Decision(GateState.FAILED) if exceeds else None
 
 
-def _run_unfinished(case: Case) -> Decision | None:
+def _run_unfinished(case: ShareCase) -> Decision | None:
     """The run did not finish, so attacks may be missing."""
     if case.shares.inputs.finished:
         return None
     return Decision(GateState.NOT_MEASURED, [GateReason(ReasonKind.UNFINISHED)])
 
 
-def _results_missing(case: Case) -> Decision | None:
+def _results_missing(case: ShareCase) -> Decision | None:
     """An attack has no result, or was not run on an update on which it works without a defence."""
     working = case.shares.working_attacks(case.arm)
     rows_by_attack = case.shares.rows_by_attack(case.arm)
@@ -99,14 +99,14 @@ def _results_missing(case: Case) -> Decision | None:
     return Decision(GateState.NOT_MEASURED, list(reasons)) if reasons else None
 
 
-def _no_estimate(case: Case) -> Decision | None:
+def _no_estimate(case: ShareCase) -> Decision | None:
     """No attack has an estimate, or an attack has too few candidates for one."""
     if case.estimates and len(case.estimates) == len(case.results):
         return None
     return Decision(GateState.NOT_MEASURED, [case.shares.estimate_reason(case.arm)])
 
 
-def _interval_reaches(case: Case) -> Decision | None:
+def _interval_reaches(case: ShareCase) -> Decision | None:
     """The 95 % interval of a share contains the bound."""
     high = max(estimate.high for _, estimate in case.estimates)
     if high < case.limit:
@@ -114,25 +114,27 @@ def _interval_reaches(case: Case) -> Decision | None:
     return Decision(GateState.INCONCLUSIVE, [GateReason(ReasonKind.INTERVAL_REACHES, high)])
 
 
-def _not_exceeded(case: Case) -> Decision | None:
+def _not_exceeded(case: ShareCase) -> Decision | None:
     """No attack exceeds the bound without a defence, so the attacks may be too weak."""
     if case.exceeding_undefended:
         return None
     return Decision(GateState.INCONCLUSIVE, [GateReason(ReasonKind.NOT_EXCEEDED)])
 
 
-def _no_valid_adaptive_attack(case: Case) -> Decision | None:
+def _no_valid_adaptive_attack(case: ShareCase) -> Decision | None:
     """No attack that exceeds the bound without a defence is adaptive."""
+    if not case.shares.has_defences(case.arm):
+        return None
     reason = case.shares.doubt_reason(case.arm, case.exceeding_undefended)
     return Decision(GateState.INCONCLUSIVE, [reason]) if reason else None
 
 
-def _otherwise(case: Case) -> Decision:
+def _otherwise(case: ShareCase) -> Decision:
     """Attacks exceed the bound without a defence, and not with it."""
     return Decision(GateState.PASSED, [GateReason(ReasonKind.SHARE_BUDGET, _budget(case))])
 
 
-RULES: Sequence[Callable[[Case], Decision | None]] = (
+RULES: Sequence[Callable[[ShareCase], Decision | None]] = (
     _share_exceeds,
     _run_unfinished,
     _results_missing,
@@ -147,7 +149,7 @@ RULES: Sequence[Callable[[Case], Decision | None]] = (
 
 def check_share(inputs: GateInputs, bound: Bound, arm: str) -> Check:
     """Return the check of an estimated share: for people, of all attacks together; else, of the best attack."""
-    case = Case(make_shares(inputs, bound), arm)
+    case = ShareCase(make_shares(inputs, bound), arm)
     decisions = (rule(case) for rule in RULES)
     state, reasons = next(decision for decision in decisions if decision)
     by, best = case.best or (None, None)
@@ -162,25 +164,20 @@ def _missing_result(shares: Shares, attack: str, row: Row) -> GateReason:
     return GateReason(ReasonKind.NO_RESULT, NoResult(attack, row["status"], row["message"] or "", None))
 
 
-def _not_run_on(case: Case, attack: str, rows: Sequence[Row]) -> GateReason | None:
+def _not_run_on(case: ShareCase, attack: str, rows: Sequence[Row]) -> GateReason | None:
     """Return on how many updates an attack was not run, although it has a result there without a defence."""
     needed = set()
     for bare in case.shares.undefended_arms(case.arm):
         bare_rows = case.shares.rows_by_attack(bare).get(attack, [])
-        needed |= {place_of(row) for row in bare_rows if case.shares.decides(row)}
-    missing = needed - set(map(place_of, rows))
+        needed |= {sample_of(row) for row in bare_rows if case.shares.decides(row)}
+    missing = needed - set(map(sample_of, rows))
     if not missing:
         return None
     return GateReason(ReasonKind.NOT_RUN_ON, NotRunOn(attack, Count(len(missing), len(needed))))
 
 
-def _budget(case: Case) -> ShareBudget:
+def _budget(case: ShareCase) -> ShareBudget:
     """Return the numbers of results by attack, and the total time if it was recorded."""
     rows_by_attack = case.shares.rows_by_attack(case.arm)
-    seconds: dict[tuple[Any, ...], float] = {}
-    for rows in rows_by_attack.values():
-        for row in rows:
-            if measured(row.get("seconds")):  # of the whole batch, repeated in the row of each sample
-                seconds[row["attack"], row["round"], row["victim"], row["repeat"]] = row["seconds"]
-    counts = tuple((attack, len(set(map(place_of, rows)))) for attack, rows in rows_by_attack.items())
-    return ShareBudget(counts, sum(seconds.values()) if seconds else None)
+    counts = tuple((attack, len(set(map(sample_of, rows)))) for attack, rows in rows_by_attack.items())
+    return ShareBudget(counts, total_seconds(chain.from_iterable(rows_by_attack.values())))

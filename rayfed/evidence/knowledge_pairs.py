@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from math import isclose
 from typing import Any
 
-from rayfed.evidence.arms import is_undefended
+from rayfed.evidence.arms import attack_specs, is_undefended
 from rayfed.evidence.rows import Knowledge, knowledge_in
 from rayfed.evidence.settings import Setting, of_attacks
 from rayfed.metrics.measures import JUDGED, MEASURES, extreme_of
@@ -40,7 +40,7 @@ class FailedAttack:
 
 def mark_outdone(settings: Sequence[Setting], scenario: Mapping[str, Any]) -> list[Setting]:
     """Return the settings, each with the measures in which the attack with less knowledge did better (`outdone`)."""
-    specs = {str(spec.get("label") or spec["name"]): spec for spec in scenario.get("attacks") or []}
+    specs = attack_specs(scenario)
     by_attack = {(setting.identity, setting.attack): setting for setting in settings}
     marked = []
     for setting in settings:

@@ -41,7 +41,7 @@ class Guesses:
 
 
 @dataclass(frozen=True)
-class Named:
+class LabelInference:
     """Labels recovered by an attack, with the results of guesses on the same samples."""
 
     attack: str
@@ -91,7 +91,7 @@ class Named:
         """Return the number of updates of several samples with a share of recovered labels of at least `least`."""
         return sum(share >= least and len(self.labels[update]) > 1 for update, share in self.updates.items())
 
-    def luck_of(self, least: float) -> float:
+    def luck_by_update(self, least: float) -> float:
         """Return a bound on the probability that a guess reaches the share `least` in as many updates as the attack."""
         by_chance = fmean(self._chance(labels, least) for labels in self.labels.values())
         return self._probability(self.reaching(least) / len(self.updates), by_chance, len(self._distinct()))
@@ -106,7 +106,7 @@ class Named:
         if not self.reaching(least):
             return False
         each = sum(len(set(labels)) for labels in self.labels.values())
-        lucks = [self._probability(self.share, self.guesses.best, each), self.luck_of(least)]
+        lucks = [self._probability(self.share, self.guesses.best, each), self.luck_by_update(least)]
         for one in (least, 1.0):
             reached = max(sum(share >= one for share in guess.values()) for guess in self.guesses.by_update)
             by_chance = (reached + 1) / (len(self.updates) + 1)
@@ -116,7 +116,7 @@ class Named:
     @property
     def whole(self) -> int:
         """Return the number of updates of several samples with all labels recovered; 0 if maybe due to chance."""
-        return self.reaching(1.0) if self.attempts * self.luck_of(1.0) <= LUCK else 0
+        return self.reaching(1.0) if self.attempts * self.luck_by_update(1.0) <= LUCK else 0
 
     def _probability(self, share: float, by_chance: float, independent: int) -> float:
         known = self.guesses.commonest > 0 and share > by_chance
@@ -130,38 +130,39 @@ class Named:
 
     def _distinct(self) -> dict[Any, set[int]]:
         """Return each client's labels."""
-        found: dict[Any, set[int]] = {}
+        by_client: dict[Any, set[int]] = {}
         for update, labels in self.labels.items():
-            found.setdefault(update[0], set()).update(labels)
-        return found
+            by_client.setdefault(update[0], set()).update(labels)
+        return by_client
 
 
-def named(rows: Sequence[Row]) -> list[Named]:
+def collect_label_inferences(rows: Sequence[Row]) -> list[LabelInference]:
     """Return the labels recovered by each attack not given the labels, by repeat, on one arm and batch size."""
-    sought: dict[tuple[str, Any], dict[tuple[Any, ...], float]] = {}
+    shares: dict[tuple[str, Any], dict[tuple[Any, ...], float]] = {}
     for row in rows:
         if measured(row.get("label_accuracy")) and not labels_given(row):
-            found = sought.setdefault((row["attack"], row.get("repeat")), {})
-            found[_update(row)] = row["label_accuracy"]  # one value per batch
+            by_update = shares.setdefault((row["attack"], row.get("repeat")), {})
+            by_update[_update(row)] = row["label_accuracy"]  # one value per batch
     labels, guesses = _labels(rows), _guesses(rows)
-    return [
-        Named(attack, updates, {update: labels.get(update, ()) for update in updates}, guesses, len(sought))
-        for (attack, _), updates in sought.items()
-    ]
+    inferences = []
+    for (attack, _), by_update in shares.items():
+        own = {update: labels.get(update, ()) for update in by_update}
+        inferences.append(LabelInference(attack, by_update, own, guesses, len(shares)))
+    return inferences
 
 
-def foremost(found: Iterable[Named]) -> Named | None:
+def best_label_inference(inferences: Iterable[LabelInference]) -> LabelInference | None:
     """Return the most significant result, or the result with the largest share if none is; None without results."""
-    return max(found, key=lambda one: (not one.lucky or one.whole > 0, -one.luck, one.share), default=None)
+    return max(inferences, key=lambda one: (not one.lucky or one.whole > 0, -one.luck, one.share), default=None)
 
 
 def _labels(rows: Sequence[Row]) -> dict[tuple[Any, ...], Sequence[int]]:
     """Return the known labels of each update."""
     samples = {(_update(row), row["sample"]): row["true_label"] for row in rows if row.get("true_label") is not None}
-    found: dict[tuple[Any, ...], list[int]] = {}
+    by_update: dict[tuple[Any, ...], list[int]] = {}
     for (update, _), label in samples.items():
-        found.setdefault(update, []).append(label)
-    return dict(found)
+        by_update.setdefault(update, []).append(label)
+    return dict(by_update)
 
 
 def _guesses(rows: Sequence[Row]) -> Guesses:
@@ -169,7 +170,7 @@ def _guesses(rows: Sequence[Row]) -> Guesses:
     pooled = Counter(label for labels in by_update.values() for label in labels)
     evenly = {_update(row): row["label_baseline"] for row in rows if measured(row.get("label_baseline"))}
     commonest = max(pooled, key=lambda label: pooled[label], default=None)
-    named_commonest = {update: labels.count(commonest) / len(labels) for update, labels in by_update.items()}
+    of_commonest = {update: labels.count(commonest) / len(labels) for update, labels in by_update.items()}
     alike = {}
     for update, labels in by_update.items():
         others = Counter(x for other, each in by_update.items() if other[0] != update[0] for x in each)
@@ -179,17 +180,18 @@ def _guesses(rows: Sequence[Row]) -> Guesses:
         commonest=max(pooled.values(), default=0) / max(pooled.total(), 1),
         evenly=fmean(evenly.values()) if evenly else 0.0,
         in_proportion=fmean(alike.values()) if alike else 0.0,
-        by_update=(named_commonest, evenly, alike),
+        by_update=(of_commonest, evenly, alike),
     )
 
 
 def _in_proportion(counts: Counter[int], size: int) -> Counter[int]:
     """Return `size` labels in the proportion of some counts (largest remainder method)."""
     shares = {label: size * count / counts.total() for label, count in counts.items()}
-    found = Counter({label: int(share) for label, share in shares.items()})
-    for label in sorted(shares, key=lambda each: int(shares[each]) - shares[each])[: size - found.total()]:
-        found[label] += 1
-    return found
+    rounded = Counter({label: int(share) for label, share in shares.items()})
+    by_remainder = sorted(shares, key=lambda label: int(shares[label]) - shares[label])
+    for label in by_remainder[: size - rounded.total()]:
+        rounded[label] += 1
+    return rounded
 
 
 def _update(row: Row) -> tuple[Any, ...]:

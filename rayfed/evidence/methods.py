@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rayfed import registry
+from rayfed.evidence.arms import attack_specs
 
 if TYPE_CHECKING:
     from rayfed.samples import Modality
@@ -58,16 +59,15 @@ maximum."""
 
 def closed_forms(scenario: Mapping[str, Any]) -> frozenset[str]:
     """Return the titles of a scenario's closed-form attacks, for which 'diverged' is a valid result."""
-    attacks = [one for one in scenario.get("attacks") or [] if isinstance(one, Mapping)]
-    return frozenset(str(one.get("label") or one["name"]) for one in attacks if one["name"] in CLOSED_FORMS)
+    return frozenset(title for title, spec in attack_specs(scenario).items() if spec["name"] in CLOSED_FORMS)
 
 
 def short_searches(scenario: Mapping[str, Any]) -> list[str]:
     """Return the titles of searches that ran at most `FEWEST` evaluations."""
     evaluations = {method.name: method.evaluations for method in METHODS if method.evaluations}
-    return [
-        str(attack.get("label") or attack["name"])
-        for attack in scenario.get("attacks") or []
-        if isinstance(attack, Mapping) and attack.get("name") in evaluations
-        if attack.get("iterations", FEWEST + 1) * evaluations[attack["name"]] <= FEWEST
-    ]
+    short = []
+    for title, spec in attack_specs(scenario).items():
+        iterations = spec.get("iterations", FEWEST + 1)
+        if spec["name"] in evaluations and iterations * evaluations[spec["name"]] <= FEWEST:
+            short.append(title)
+    return short

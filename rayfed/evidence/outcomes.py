@@ -17,17 +17,17 @@ from rayfed.evidence.attack_results import InferenceResult, Leakage, summarise_i
 from rayfed.evidence.attack_status import count_failed
 from rayfed.evidence.findings import explains, findings, worst_state
 from rayfed.evidence.methods import closed_forms
-from rayfed.evidence.rows import Row, code_given
-from rayfed.evidence.settings import INAPPLICABLE, estimate
+from rayfed.evidence.rows import Row, code_given, group_rows
+from rayfed.evidence.settings import estimate
 from rayfed.evidence.training import ArmSummary, rounds_after_warm_up, summarise_arms
-from rayfed.evidence.verdicts import criterion_of, read_evidence
+from rayfed.evidence.verdicts import RunEvidence, criterion_of, read_evidence
 from rayfed.metrics.measures import JUDGED, MEASURES, extreme_of
 from rayfed.metrics.roc import share
 from rayfed.reasons import CHANNELS, Reason
 from rayfed.store import exits
-from rayfed.store.finding import Finding, State
+from rayfed.store.finding import State
 from rayfed.store.folder import RunFolder
-from rayfed.store.schemas import OUTCOME_FIELDS, TRIAL_FIELDS
+from rayfed.store.schemas import INAPPLICABLE, OUTCOME_FIELDS, TRIAL_FIELDS
 
 FINDINGS = "findings"
 """Key of the findings that explain a result, in rows that were not read from a table."""
@@ -47,9 +47,9 @@ def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
         folder.read_table(name).to_pylist() for name in ("rounds", "attacks", "inferences", "privacy")
     )
     arms = arm_names(scenario, rounds, attacks, inferences)
-    by_attack = _group_by_attack([*attacks, *inferences])
+    by_attack = group_rows([*attacks, *inferences], "arm", "attack")
     results: dict[str, list[dict[str, Any]]] = {}
-    leaking_rows = _group_by_attack(attacks)
+    leaking_rows = group_rows(attacks, "arm", "attack")
     for leak in summarise_leakage(attacks, arms, {}):
         rows = leaking_rows[leak.arm, leak.attack]
         results.setdefault(leak.arm, []).append(_reconstruction(leak, rows, scenario, finished))
@@ -70,25 +70,24 @@ def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
             found.append(common | result | {"without_result": without_result, "attacked": attacked})
         if arm.name not in results:
             found.append(common)
-    found = with_references(found, scenario, lambda row: ())
-    evidence = read_evidence(folder)
-    # Without a defence, results that are not leaks show only that the attacks may be weak, so they stay inconclusive.
-    states = {each.arm: each.state for each in evidence.verdicts if not is_undefended(scenario, each.arm)}
+    return _with_run_verdicts(with_references(found, scenario, lambda row: ()), read_evidence(folder))
+
+
+def _with_run_verdicts(rows: Sequence[Row], evidence: RunEvidence) -> list[dict[str, Any]]:
+    """Return the rows with the verdicts of the run, and with the reasons why they are inconclusive.
+
+    Without a defence, results that are not leaks show only that the attacks may be weak, so they stay inconclusive.
+    """
+    states = {each.arm: each.state for each in evidence.verdicts if not is_undefended(evidence.scenario, each.arm)}
     inconclusive = [each for each in evidence.findings if each.state == State.INCONCLUSIVE]
     doubts: dict[Hashable, Reason | None] = {(each.arm, each.batch): each.reason for each in inconclusive}
-    for row in found:
-        row["verdict"] = states.get(row["arm"], row["verdict"])
-        if row.get("result") == State.NOT_RECONSTRUCTED and row.get("doubt"):
-            row["doubt"] = doubts.get((row["arm"], row.get("batch_size"))) or row["doubt"]
-    return found
-
-
-def _group_by_attack(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
-    """Return the rows by arm and attack."""
-    groups: dict[tuple[str, str], list[Row]] = {}
+    judged = []
     for row in rows:
-        groups.setdefault((row["arm"], row["attack"]), []).append(row)
-    return groups
+        own = {**row, "verdict": states.get(row["arm"], row["verdict"])}
+        if row.get("result") == State.NOT_RECONSTRUCTED and row.get("doubt"):
+            own["doubt"] = doubts.get((row["arm"], row.get("batch_size"))) or row["doubt"]
+        judged.append(own)
+    return judged
 
 
 def _training(arm: ArmSummary, rounds: Sequence[Row]) -> dict[str, Any]:
@@ -289,18 +288,15 @@ def _result(scenario: Mapping[str, Any], rows: Sequence[Row], finished: bool) ->
     )
     state = worst_state(found)
     worst = [one for one in found if one.state == state]
-    silent: list[Finding] = []
-    if state in (State.INCONCLUSIVE, State.NOT_MEASURED):
-        silent = worst
+    silent = worst if state in (State.INCONCLUSIVE, State.NOT_MEASURED) else []
     near = max(worst, key=lambda one: one.best or 0.0)
-    baseline = None if near.best is None or near.gain is None else near.best - near.gain
     return {
         "result": state,
         "doubt": next((one.reason for one in silent if one.reason), None),
         FINDINGS: tuple(silent),
         "explains": code_given(rows[0]) and explains(rows, rows),
         "max_similarity": near.best,
-        "baseline_similarity": baseline,
+        "baseline_similarity": near.baseline,
     }
 
 

@@ -26,7 +26,7 @@ class ParetoFront:
     """Pareto front of settings under several measures."""
 
     measures: tuple[str, ...]
-    """Columns of `outcomes.MEASURES`."""
+    """Names in `rayfed.metrics.measures.MEASURES`."""
     settings: list[Setting]
     """All compared settings: each arm and set of values once."""
     best: list[Setting]
@@ -77,9 +77,9 @@ def front(
     """Return the Pareto front of settings by a measure of leakage, one of utility and, optionally, one of cost.
 
     Excluded are settings at majority-class accuracy, and settings whose attacks failed or are no evidence. Measures are
-    columns of `outcomes.MEASURES`; better means better for the defender. A setting's leakage is that of its strongest
-    attack, or of `attack`. Raises `UserError` for an unknown measure or attack, and if proved bounds of different
-    guarantees would be compared.
+    names in `rayfed.metrics.measures.MEASURES`; better means better for the defender. A setting's leakage is that of
+    its strongest attack, or of `attack`. Raises `UserError` for an unknown measure or attack, and if proved bounds of
+    different guarantees would be compared.
     """
     measures = (leakage, utility) if cost is None else (leakage, utility, cost)
     for name in measures:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import log
 from statistics import fmean
-from typing import Any
 
-from rayfed.evidence.rows import Row, measured
+from rayfed.evidence.rows import Row, Sample, measured, sample_of
 from rayfed.metrics.chance import evidence
 from rayfed.store.finding import Part, PartColumn
 
@@ -26,33 +25,30 @@ def beyond_chance(rows: Sequence[Row]) -> Part | None:
         if all(measured(row.get(name)) for name in _FIGURES):
             attacks.setdefault(row["attack"], []).append(row)
     tests = sum(map(len, attacks.values()))
-    told = [
-        part
-        for attack, own in attacks.items()
-        for part in (
-            (_of_images(attack, own, tests),)
-            if measured(own[0].get("psnr"))
-            else (_of_samples(attack, own), _of_columns(attack, own))
-        )
-    ]
-    return max((part for part in told if part), key=lambda part: part.recovered * part.samples, default=None)
+    parts: list[Part | None] = []
+    for attack, own in attacks.items():
+        if measured(own[0].get("psnr")):
+            parts.append(_parts_of_images(attack, own, tests))
+        else:
+            parts += [_parts_of_samples(attack, own), _parts_of_columns(attack, own)]
+    return max((part for part in parts if part), key=lambda part: part.recovered * part.samples, default=None)
 
 
-def _of_samples(attack: str, rows: Sequence[Row]) -> Part | None:
+def _parts_of_samples(attack: str, rows: Sequence[Row]) -> Part | None:
     """Return the parts recovered by one attack in the samples that it identifies; None if it may be due to chance.
 
     Only identified samples count, with more parts recovered than by guesses. A reconstruction that fits many samples of
     a client or class equally well identifies none of them. Repeats are averaged.
     """
-    read, told = [], 0.0
+    read, nats = [], 0.0
     for same in _by_sample(rows).values():
         hits = [row for row in same if row["identified"] == 1 and row["parts_evidence"] > 0]
-        told += sum(row["parts_evidence"] for row in hits) / len(same)
+        nats += sum(row["parts_evidence"] for row in hits) / len(same)
         read += hits[:1]
-    return _part(attack, read) if told >= -log(LEVEL) else None
+    return _part(attack, read) if nats >= -log(LEVEL) else None
 
 
-def _of_images(attack: str, rows: Sequence[Row], tests: int) -> Part | None:
+def _parts_of_images(attack: str, rows: Sequence[Row], tests: int) -> Part | None:
     """Return the parts recovered by one attack in images that it recovers significantly; None if there are none.
 
     Each image must be significant by itself, corrected for the number of `tests`, because images of a class or client
@@ -63,37 +59,44 @@ def _of_images(attack: str, rows: Sequence[Row], tests: int) -> Part | None:
     return _part(attack, [same[0] for same in _by_sample(read).values()]) if read else None
 
 
-def _of_columns(attack: str, rows: Sequence[Row]) -> Part | None:
+def _parts_of_columns(attack: str, rows: Sequence[Row]) -> Part | None:
     """Return the columns recovered by one attack over all records; None if they may be due to chance.
 
     Records of one client resemble each other, so each client counts once.
     """
-    victims: dict[Any, list[Row]] = {}
-    for row in rows:
-        victims.setdefault(row["victim"], []).append(row)
+    victims = {row["victim"] for row in rows}
     tests = len(rows[0].get("columns") or ())
-    found = [
-        column
-        for column in _columns(rows)
-        if column.baseline is not None and evidence(column.share, column.baseline, len(victims)) >= log(tests / LEVEL)
-    ]
-    if not found:
+    columns = [column for column in _columns(rows) if _is_significant(column, len(victims), tests)]
+    if not columns:
         return None
-    count = len(_by_sample(rows))
-    share, guess = fmean(one.share for one in found), fmean(one.baseline or 0.0 for one in found)
-    return Part(attack, share * len(found) / tests, guess * len(found) / tests, count, tuple(found), tuple(rows))
+    share, baseline = fmean(one.share for one in columns), fmean(one.baseline or 0.0 for one in columns)
+    return Part(
+        attack=attack,
+        recovered=share * len(columns) / tests,
+        baseline=baseline * len(columns) / tests,
+        samples=len(_by_sample(rows)),
+        columns=tuple(columns),
+        rows=tuple(rows),
+    )
+
+
+def _is_significant(column: PartColumn, clients: int, tests: int) -> bool:
+    """Return whether a column is recovered from more clients than by chance, corrected for the number of `tests`."""
+    if column.baseline is None:
+        return False
+    return evidence(column.share, column.baseline, clients) >= log(tests / LEVEL)
 
 
 def _part(attack: str, read: Sequence[Row]) -> Part:
-    found, guessed = (fmean(row[name] for row in read) for name in _FIGURES[:2])
-    return Part(attack, found, guessed, len(read), _columns(read), tuple(read))
+    recovered, baseline = (fmean(row[name] for row in read) for name in _FIGURES[:2])
+    return Part(attack, recovered, baseline, len(read), _columns(read), tuple(read))
 
 
-def _by_sample(rows: Sequence[Row]) -> dict[Any, list[Row]]:
-    found: dict[Any, list[Row]] = {}
+def _by_sample(rows: Sequence[Row]) -> dict[Sample, list[Row]]:
+    by_sample: dict[Sample, list[Row]] = {}
     for row in rows:
-        found.setdefault((row.get("round"), row["victim"], row["sample"]), []).append(row)
-    return found
+        by_sample.setdefault(sample_of(row), []).append(row)
+    return by_sample
 
 
 def _columns(rows: Sequence[Row]) -> tuple[PartColumn, ...]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from math import isfinite, isnan
-from typing import Any
+from typing import Any, TypeGuard
 
 Row = Mapping[str, Any]
 Sample = tuple[Any, ...]
-"""Key of an attacked sample, equal in all arms: round, victim, and index in the victim's batch."""
+"""Key of an attacked sample, equal in all arms: round, victim, and index in the victim's batch. The index is None for
+inferences, which are about a victim."""
 
 
 class Knowledge(StrEnum):
@@ -20,14 +21,14 @@ class Knowledge(StrEnum):
     LABELS = "labels"
 
 
-def measured(value: float | None) -> bool:
+def measured(value: float | None) -> TypeGuard[float]:
     """Return whether a value is a number: not None and not NaN."""
     return value is not None and not isnan(value)
 
 
 def sample_of(row: Row) -> Sample:
-    """Return the key of the row's sample."""
-    return row.get("round"), row["victim"], row["sample"]
+    """Return the key of the row's sample, or of its victim in a row of `inferences`."""
+    return row.get("round"), row["victim"], row.get("sample")
 
 
 def knowledge_in(row: Row) -> tuple[str, ...]:
@@ -57,6 +58,15 @@ def group_rows(rows: Iterable[Row], *columns: str) -> dict[tuple[Any, ...], list
     for row in rows:
         groups.setdefault(tuple(row[column] for column in columns), []).append(row)
     return groups
+
+
+def total_seconds(rows: Iterable[Row]) -> float | None:
+    """Return the total time of the attacks in rows of one arm; None if no time was recorded."""
+    seconds: dict[tuple[Any, ...], float] = {}
+    for row in rows:
+        if measured(row.get("seconds")):  # of the whole batch, repeated in the row of each sample
+            seconds[row["attack"], row["round"], row["victim"], row["repeat"]] = row["seconds"]
+    return sum(seconds.values()) if seconds else None
 
 
 def distortions(attacks: Sequence[Row]) -> dict[str, float]:

@@ -14,10 +14,9 @@ from rayfed.evidence.rows import Row
 from rayfed.metrics.measures import MEASURES, measure_of
 from rayfed.store.arms import owner_of
 from rayfed.store.finding import State
+from rayfed.store.schemas import INAPPLICABLE
 
 CONFIDENCE = 0.95
-INAPPLICABLE = "not applicable"
-"""Result of an attack that applies to no update of an arm."""
 
 
 class Weakness(StrEnum):
@@ -95,7 +94,7 @@ class Setting:
     fields: dict[str, Any]
     """Values of swept fields, without fields of other arms."""
     measures: dict[str, Estimate]
-    """Estimates by column of `outcomes.MEASURES`; measures without a value are missing."""
+    """Estimates by name in `rayfed.metrics.measures.MEASURES`; measures without a value are missing."""
     rows: list[Row]
     """Outcomes of the repeats."""
     outdone: Mapping[str, str] = field(default_factory=dict)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rayfed import reasons
 from rayfed.evidence.arms import arm_spec, attack_knowledge, is_recorded, is_undefended
@@ -15,11 +15,12 @@ from rayfed.evidence.bounds import Bound, BoundedShare
 from rayfed.evidence.checks import GateReason, ReasonKind
 from rayfed.evidence.gate_inputs import GateInputs
 from rayfed.evidence.membership import RATES, Roc, compute_roc
-from rayfed.evidence.rows import Knowledge, Row, code_given
+from rayfed.evidence.rows import Knowledge, Row, Sample, code_given, group_rows, sample_of
 from rayfed.metrics.roc import Estimate, share
 from rayfed.metrics.top import TOP_1
 from rayfed.reasons import Reason
 from rayfed.store.finding import Doubt
+from rayfed.store.schemas import INAPPLICABLE
 
 _IN_DOUBT = (
     reasons.UNDECIDED
@@ -27,8 +28,6 @@ _IN_DOUBT = (
     | {Reason.DEFENCES_UNKNOWN, Reason.ADAPTIVE_NOT_CONVERGED, Reason.ADAPTIVE_NOT_COMPARED}
 )
 """Reasons of findings for which reconstructions are no evidence that people are not identified."""
-Place = tuple[Any, ...]
-"""Key of a client, or of a sample, that is equal on all arms."""
 
 
 class ShareEstimate(NamedTuple):
@@ -80,7 +79,7 @@ class Shares(ABC):
 
     @abstractmethod
     def doubt_reason(self, arm: str, exceeding: Collection[str]) -> GateReason | None:
-        """Return the reason why the attacks are no evidence for the defences of an arm; None if they are.
+        """Return the reason why the attacks are no evidence for the defences of an arm with defences; None if they are.
 
         `exceeding` are the attacks that exceed the bound without a defence.
         """
@@ -155,8 +154,6 @@ class MembershipShares(Shares):
         With `code` an attacker undoes the deterministic part of the defences, and with `defence` it defends its shadow
         clients. Without either it may miss members that the update reveals.
         """
-        if not self.has_defences(arm):
-            return None
         if is_recorded(self.inputs.scenario, arm):
             return GateReason(ReasonKind.DOUBT, Doubt(Reason.DEFENCES_UNKNOWN))
         reason = GateReason(ReasonKind.NO_ADAPTIVE_MEMBERSHIP)
@@ -199,8 +196,8 @@ class IdentityShares(Shares):
         shares: dict[str, Estimate | None] = {}
         for attack, rows in self.rows_by_attack(arm).items():
             if any(row.get(TOP_1.name) is not None for row in rows):
-                identified = {place_of(row) for row in rows if row.get(TOP_1.name)}
-                shares[attack] = share(len(identified), len(set(map(place_of, rows))))
+                identified = {sample_of(row) for row in rows if row.get(TOP_1.name)}
+                shares[attack] = share(len(identified), len(set(map(sample_of, rows))))
         return shares
 
     def bounded_estimates(self, arm: str, attacks: Collection[str] | None = None) -> list[ShareEstimate]:
@@ -210,9 +207,9 @@ class IdentityShares(Shares):
         """
         every = self.rows_by_attack(arm)
         titles = [title for title in self.by_attack(arm) if attacks is None or title in attacks]
-        samples = {title: set(map(_sample, every[title])) for title in titles}
-        identified = {title: {_sample(row) for row in every[title] if row.get(TOP_1.name)} for title in titles}
-        anyone = set[Place]().union(*identified.values())
+        samples = {title: set(map(_sample_in_batch, every[title])) for title in titles}
+        identified = {title: {_sample_in_batch(row) for row in every[title] if row.get(TOP_1.name)} for title in titles}
+        anyone = set[Sample]().union(*identified.values())
         found = []
         for title, attacked in samples.items():
             hits = attacked & anyone
@@ -223,12 +220,12 @@ class IdentityShares(Shares):
 
     def do_not_apply(self, rows: Sequence[Row]) -> bool:
         """Return whether an attack that reconstructs samples does not apply to an arm."""
-        return all(row["status"] == "not applicable" for row in rows)
+        return all(row["status"] == INAPPLICABLE for row in rows)
 
     def chance(self, rows: Sequence[Row]) -> float:
         """Return the share of people that guessing identifies, with one guess per repeat."""
         people = max((row["people"] or 0 for row in self.inputs.attacks), default=0)
-        repeats = max(Counter(map(place_of, rows)).values())
+        repeats = max(Counter(map(sample_of, rows)).values())
         return min(1.0, repeats / people) if people else 1.0
 
     def missing_reason(self, row: Row) -> ReasonKind:
@@ -245,8 +242,6 @@ class IdentityShares(Shares):
         An attack that identifies people without a defence has to know the code of the defences, and its reconstructions
         must leave no doubt.
         """
-        if not self.has_defences(arm):
-            return None
         for finding in self.inputs.findings:
             if finding.arm == arm and finding.doubt and finding.reason in _IN_DOUBT:
                 return GateReason(ReasonKind.DOUBT, finding.doubt)
@@ -261,19 +256,11 @@ def make_shares(inputs: GateInputs, bound: Bound) -> Shares:
     return IdentityShares(inputs, bound) if bound.name == BoundedShare.IDENTITY else MembershipShares(inputs, bound)
 
 
-def place_of(row: Row) -> Place:
-    """Return a key of the row's client, or sample, that is equal on all arms."""
-    return row["round"], row["victim"], row.get("sample")
-
-
-def _sample(row: Row) -> Place:
-    """Return a key of the row's sample that is equal for all attacks on an arm."""
-    return row["batch_size"], *place_of(row)
+def _sample_in_batch(row: Row) -> Sample:
+    """Return a key of the row's sample that differs between batch sizes."""
+    return row["batch_size"], *sample_of(row)
 
 
 def _by_attack(table: Sequence[Row], arm: str, metric: str | None = None) -> dict[str, list[Row]]:
-    rows: dict[str, list[Row]] = {}
-    for row in table:
-        if row["arm"] == arm and (metric is None or row["metric"] == metric):
-            rows.setdefault(row["attack"], []).append(row)
-    return rows
+    own = [row for row in table if row["arm"] == arm and (metric is None or row["metric"] == metric)]
+    return {attack: rows for (attack,), rows in group_rows(own, "attack").items()}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from math import inf, isfinite, isnan
+from math import inf, isfinite
 from statistics import fmean, stdev
+
+from rayfed.evidence.rows import measured
 
 
 @dataclass(frozen=True)
@@ -25,14 +27,10 @@ def measure_spread(values: Iterable[float | None], ceiling: float = inf) -> Spre
 
     The standard deviation is None if a value is infinite.
     """
-    measured = [min(float(value), ceiling) for value in values if value is not None and not isnan(value)]
-    if not measured:
+    known = [min(float(value), ceiling) for value in values if measured(value)]
+    if not known:
         return None
-    finite = all(map(isfinite, measured))
-    deviation = stdev(measured) if finite and len(measured) > 1 else None
-    return Spread(_mean(measured), deviation, min(measured), max(measured), len(measured))
-
-
-def _mean(values: Sequence[float]) -> float:
-    """Return the mean of some values; NaN if they contain infinite values of both signs."""
-    return fmean(values) if all(map(isfinite, values)) else sum(values) / len(values)
+    finite = all(map(isfinite, known))
+    mean = fmean(known) if finite else sum(known) / len(known)  # NaN for infinite values of both signs
+    deviation = stdev(known) if finite and len(known) > 1 else None
+    return Spread(mean, deviation, min(known), max(known), len(known))

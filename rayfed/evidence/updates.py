@@ -8,13 +8,13 @@ from hashlib import sha256
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from rayfed.evidence.arms import attack_specs
 from rayfed.evidence.attack_status import has_failed
 from rayfed.evidence.bounds import lacks_metric
 from rayfed.evidence.gate_inputs import GateInputs
 from rayfed.evidence.rows import Row, labels_given, measured
-from rayfed.evidence.settings import INAPPLICABLE
 from rayfed.metrics.known import METRICS
-from rayfed.store.schemas import UNPLAYED
+from rayfed.store.schemas import INAPPLICABLE, UNPLAYED
 
 
 class UpdateKey(NamedTuple):
@@ -64,8 +64,7 @@ def measure_updates(inputs: GateInputs, metrics: Sequence[str], arms: Sequence[s
     update's samples of the best result of any attack, to four digits. `leaked` is the number of samples that leak by
     the run's own criterion.
     """
-    specs = inputs.scenario.get("attacks") or []
-    allowed = {spec.get("label") or spec["name"]: spec.get("iterations") for spec in specs}
+    specs = attack_specs(inputs.scenario)
     results: dict[tuple[str, UpdateKey], _UpdateResult] = {}
     for row in inputs.attacks:
         if row["arm"] not in arms:
@@ -73,7 +72,8 @@ def measure_updates(inputs: GateInputs, metrics: Sequence[str], arms: Sequence[s
         key = row["arm"], UpdateKey(row["round"], row["batch_size"], row["victim"])
         result = results.setdefault(key, _UpdateResult())
         if _has_result(row, metrics, inputs):
-            iterations = allowed.get(row["attack"]) or row.get("iterations") or 0  # some attacks stop early
+            allowed = specs.get(row["attack"], {}).get("iterations")
+            iterations = allowed or row.get("iterations") or 0  # some attacks stop early
             result.add_iterations(row, iterations)
         if inputs.criterion.leaks(row):
             result.leaked.add(row["sample"])

@@ -11,9 +11,9 @@ from rayfed.errors import RunError
 from rayfed.evidence.arms import arm_names, arm_spec, has_user_defence, is_recorded, is_undefended
 from rayfed.evidence.attack_results import InferenceResult, summarise_inferences
 from rayfed.evidence.criteria import Criterion, modality_of
-from rayfed.evidence.findings import cells_without_adaptive_attack, findings, rows_by_cell, worst_state
+from rayfed.evidence.findings import cells_without_adaptive_attack, findings, worst_state
 from rayfed.evidence.methods import closed_forms, short_searches
-from rayfed.evidence.rows import Row, sample_of
+from rayfed.evidence.rows import Row, group_rows, sample_of
 from rayfed.metrics.known import leading, modality_by
 from rayfed.reasons import Reason
 from rayfed.store import exits
@@ -66,18 +66,18 @@ def closest(attacks: Sequence[Row], criterion: Criterion) -> Row | None:
     return max(found, key=lambda one: one[:2], default=(False, 0.0, None))[2]
 
 
-def _form(scenario: Mapping[str, Any], attacks: Sequence[Row]) -> Modality:
+def _modality(scenario: Mapping[str, Any], attacks: Sequence[Row]) -> Modality:
     """Return the modality of a run's samples, from the results or else from the scenario's metrics."""
     names = (scenario.get("metrics") or {}).get("names") or ()
-    found = modality_of(attacks)
-    return modality_by(names) if found == "pixels" else found
+    modality = modality_of(attacks)
+    return modality_by(names) if modality == "pixels" else modality
 
 
 def criterion_of(scenario: Mapping[str, Any], attacks: Sequence[Row]) -> Criterion:
     """Return the criterion of a leak for a run's rows, with the scenario's threshold for the leading metric."""
-    form = _form(scenario, attacks)
+    modality = _modality(scenario, attacks)
     success = (scenario.get("metrics") or {}).get("success") or {}
-    return Criterion.of(form, success.get(leading(form).name))
+    return Criterion.of(modality, success.get(leading(modality).name))
 
 
 def run_findings(
@@ -91,10 +91,12 @@ def run_findings(
     closed, short = closed_forms(scenario), short_searches(scenario)
     found: list[Finding] = []
     not_adaptive: dict[tuple[str, int], Reason] = {}
-    models = {arm: repr(arm_spec(scenario, arm).get("model")) for arm in dict.fromkeys(row["arm"] for row in attacks)}
-    for model in dict.fromkeys(models.values()):
-        alike = [arm for arm, own in models.items() if own == model]
-        rows, bare = [row for row in attacks if row["arm"] in alike], [a for a in alike if is_undefended(scenario, a)]
+    arms_by_model: dict[str, list[str]] = {}
+    for arm in dict.fromkeys(row["arm"] for row in attacks):
+        arms_by_model.setdefault(repr(arm_spec(scenario, arm).get("model")), []).append(arm)
+    for arms in arms_by_model.values():
+        rows = [row for row in attacks if row["arm"] in arms]
+        bare = [arm for arm in arms if is_undefended(scenario, arm)]
         found += findings(rows, criterion, short, bare, finished, closed)
         not_adaptive |= cells_without_adaptive_attack(rows, criterion, bare, closed)
     return [_with_adaptive_attacks(scenario, one, not_adaptive.get((one.arm, one.batch))) for one in found]
@@ -128,7 +130,8 @@ class RunEvidence:
     @property
     def is_current(self) -> bool:
         """Return whether the rows are on all results of the attacks and on the present state of the run."""
-        attacked = {cell: len(set(map(sample_of, rows))) for cell, rows in rows_by_cell(self.attacks).items()}
+        cells = group_rows(self.attacks, "arm", "batch_size")
+        attacked = {cell: len(set(map(sample_of, rows))) for cell, rows in cells.items()}
         inferred = {row["arm"] for row in self.inferences}
         return (
             bool(self.rows)

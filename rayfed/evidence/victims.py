@@ -43,20 +43,22 @@ def victims_by_attack(
 ) -> dict[tuple[str, str], dict[int, Victim]]:
     """Return the attacked clients (victims) by (arm, attack) and client, in the order of the arms.
 
-    `closed` are the closed forms among the attacks (`rayfed.evidence.attack_status.closed_forms`).
+    `closed` are the closed forms among the attacks (`rayfed.evidence.methods.closed_forms`).
     """
     victims: dict[tuple[str, str], dict[int, Victim]] = {}
     for client in sorted({row["victim"] for row in [*attacks, *inferences]}):
         attack_rows, inference_rows = (
             [row for row in rows if row["victim"] == client] for rows in (attacks, inferences)
         )
-        own = _attacked(attack_rows, arms, closed) | _inferred(inference_rows, arms, closed)
+        own = _victims_of_attacks(attack_rows, arms, closed) | _victims_of_inferences(inference_rows, arms, closed)
         for key, victim in own.items():
             victims.setdefault(key, {})[client] = victim
     return dict(sorted(victims.items(), key=lambda entry: arms.index(entry[0][0])))
 
 
-def _attacked(rows: Sequence[Row], arms: Sequence[str], closed: Collection[str]) -> dict[tuple[str, str], Victim]:
+def _victims_of_attacks(
+    rows: Sequence[Row], arms: Sequence[str], closed: Collection[str]
+) -> dict[tuple[str, str], Victim]:
     """Return one client as the victim of reconstruction attacks, by (arm, attack)."""
     groups, victims = group_rows(rows, "arm", "attack"), {}
     for leakage in summarise_leakage(rows, arms, {}):
@@ -72,7 +74,9 @@ def _attacked(rows: Sequence[Row], arms: Sequence[str], closed: Collection[str])
     return victims
 
 
-def _inferred(rows: Sequence[Row], arms: Sequence[str], closed: Collection[str]) -> dict[tuple[str, str], Victim]:
+def _victims_of_inferences(
+    rows: Sequence[Row], arms: Sequence[str], closed: Collection[str]
+) -> dict[tuple[str, str], Victim]:
     """Return one client as the victim of inference attacks, by (arm, attack)."""
     groups, victims = group_rows(rows, "arm", "attack"), {}
     for result in summarise_inferences(rows, arms):

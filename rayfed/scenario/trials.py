@@ -73,9 +73,14 @@ def largest(scenario: Scenario) -> list[Trial]:
     each = [_largest(values) for values in sweep.fields.values()]
     chosen: Iterable[Sequence[Any]] = product(*each)
     if sweep.samples is not None and prod(map(len, each)) > sweep.samples:
-        most = max(map(len, each))
-        chosen = list(zip(*(values + values[-1:] * (most - len(values)) for values in each), strict=True))
+        chosen = _each_value_once(each)
     return [Trial(i, None, dict(zip(sweep.fields, values, strict=True)), 0) for i, values in enumerate(chosen)]
+
+
+def _each_value_once(each: Sequence[list[Any]]) -> Iterator[list[Any]]:
+    """Yield combinations in which each value of each field occurs; the last values of shorter lists are repeated."""
+    for index in range(max(map(len, each))):
+        yield [values[min(index, len(values) - 1)] for values in each]
 
 
 def _largest(values: list[Any] | Range) -> list[Any]:

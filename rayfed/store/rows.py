@@ -12,6 +12,12 @@ from typing import NamedTuple
 from rayfed.reasons import Reason
 from rayfed.store.typed import Int32, column, key
 
+_REASON = (
+    "why an attack could not use an update fully: 'encrypted' or 'masked' (the attacker cannot read it), "
+    "'code_not_run' or 'code_partly_used' (of the defences), or 'buffers_not_solved' (the returned buffers "
+    "could determine the samples, but no samples were found that fit); null for another reason"
+)
+
 
 class CandidateScore(NamedTuple):
     """Score of one candidate of a membership attack."""
@@ -36,11 +42,23 @@ class RecordColumn(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttackedRow:
-    """Columns that identify an attack on an update."""
+class ArmRow:
+    """Row on an arm."""
 
     arm: str = key("name of the arm, a training with one chain of defences")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmRoundRow(ArmRow):
+    """Row on one round of an arm."""
+
     round: Int32 = key("communication round, from 0; pages and the terminal count from 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackedRow(ArmRoundRow):
+    """Columns that identify an attack on an update."""
+
     attack: str = key("the attack's label in the scenario, or its name without a label")
     victim: Int32 = key("id of the client whose update was attacked")
     repeat: Int32 = key(
@@ -49,11 +67,16 @@ class AttackedRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoundRow:
+class SampleRow(AttackedRow):
+    """Columns that identify an attacked sample and its reconstruction."""
+
+    sample: Int32 = key("index of the true image in the victim's batch")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundRow(ArmRoundRow):
     """Training of one arm in one round."""
 
-    arm: str = key("name of the arm, a training with one chain of defences")
-    round: Int32 = key("communication round, from 0; pages and the terminal count from 1")
     train_loss: float | None = column("mean training loss of the round's clients, weighted by samples")
     test_loss: float | None = column("mean loss on the test set (cross entropy in nats); null if not evaluated")
     test_accuracy: float | None = column(
@@ -92,11 +115,9 @@ class RoundRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClientRow:
+class ClientRow(ArmRoundRow):
     """Local training of one client in one round of one arm."""
 
-    arm: str = key("name of the arm, a training with one chain of defences")
-    round: Int32 = key("communication round, from 0; pages and the terminal count from 1")
     client: Int32 = key("id of the client")
     samples: int | None = column("number of samples that the client trained on")
     loss: float | None = column("mean training loss over the client's local steps (nats)")
@@ -117,10 +138,9 @@ class ClientRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttackRow(AttackedRow):
+class AttackRow(SampleRow):
     """One sample of an attacked update and the reconstruction matched to it."""
 
-    sample: Int32 = key("index of the true image in the victim's batch")
     batch_size: Int32 | None = column("number of samples from which the attacked update was computed")
     family: str | None = column("the attack's family, its name in results; null without a family")
     observes: str | None = column("input of the attack: 'gradient', 'update' or 'shown'")
@@ -170,11 +190,7 @@ class AttackRow(AttackedRow):
     iterations: Int32 | None = column("iterations of the attack")
     seconds: float | None = column("wall time for the whole batch (s)")
     status: str = key("'ok', 'diverged', 'not applicable', 'failed' or 'not played' (not enough time)")
-    reason: Reason | None = column(
-        "why an attack could not use an update fully: 'encrypted' or 'masked' (the attacker cannot read it), "
-        "'code_not_run' or 'code_partly_used' (of the defences), or 'buffers_not_solved' (the returned buffers "
-        "could determine the samples, but no samples were found that fit); null for another reason"
-    )
+    reason: Reason | None = column(_REASON)
     message: str | None = column("why the status is not ok, or which knowledge the attacker lacked")
 
 
@@ -191,20 +207,14 @@ class InferenceRow(AttackedRow):
     )
     scores: tuple[CandidateScore, ...] | None = column("scores of all candidates (ROC curve); AUC only")
     status: str = key("'ok', 'diverged', 'not applicable' or 'failed'")
-    reason: Reason | None = column(
-        "why an attack could not use an update fully: 'encrypted' or 'masked' (the attacker cannot read it), "
-        "'code_not_run' or 'code_partly_used' (of the defences), or 'buffers_not_solved' (the returned buffers "
-        "could determine the samples, but no samples were found that fit); null for another reason"
-    )
+    reason: Reason | None = column(_REASON)
     message: str | None = column("why the status is not ok, or which knowledge the attacker lacked")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrivateLayerRow:
+class PrivateLayerRow(ArmRoundRow):
     """A layer that clients keep private, after one round."""
 
-    arm: str = key("name of the arm, a training with one chain of defences")
-    round: Int32 = key("communication round, from 0; pages and the terminal count from 1")
     layer: str = key("name of a convolution that clients keep private")
     distance: float | None = column("mean squared Euclidean distance between two clients' kernels, over all pairs")
     rank: float | None = column(
@@ -214,11 +224,9 @@ class PrivateLayerRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WeightRow:
+class WeightRow(ArmRoundRow):
     """Weight of one client's update in the aggregation of one round."""
 
-    arm: str = key("name of the arm, a training with one chain of defences")
-    round: Int32 = key("communication round, from 0; pages and the terminal count from 1")
     client: Int32 = key("id of the client")
     weight: float | None = column("weight of the client's update in the round; the weights of a round sum to 1")
     train_loss: float | None = column(
@@ -228,11 +236,9 @@ class WeightRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreRow:
+class ScoreRow(ArmRoundRow):
     """Score of one client's model on another client's samples."""
 
-    arm: str = key("name of the arm, a training with one chain of defences")
-    round: Int32 = key("communication round, from 0; pages and the terminal count from 1")
     model: Int32 = key("id of the client whose model was scored")
     validator: Int32 = key("id of the client that scored the model")
     loss: float | None = column("mean cross entropy on the validator's held-out samples (nats); NaN if not finite")
@@ -240,11 +246,9 @@ class ScoreRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SecureSumRow:
+class SecureSumRow(ArmRoundRow):
     """Secure aggregation of one round."""
 
-    arm: str = key("name of the arm, a training with one chain of defences")
-    round: Int32 = key("communication round, from 0; pages and the terminal count from 1")
     clients: Int32 | None = column("number of clients sampled for the round")
     advertised: Int32 | None = column("number of clients that sent their public keys")
     shared: Int32 | None = column("number of clients that sent shares of their secrets")
@@ -268,19 +272,17 @@ class TraceRow(AttackedRow):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageRow(AttackedRow):
+class ImageRow(SampleRow):
     """A true image with its reconstruction."""
 
-    sample: Int32 = key("index of the true image in the victim's batch")
     true: bytes = key("the true image (PNG)")
     reconstructed: bytes = key("the reconstruction matched to the true image (PNG)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextRow(AttackedRow):
+class TextRow(SampleRow):
     """A true text or record with its reconstruction."""
 
-    sample: Int32 = key("index of the true image in the victim's batch")
     true: tuple[str, ...] = key("the true sample: a text's tokens, or a record's columns")
     reconstructed: tuple[str, ...] = key("tokens or columns of the reconstruction matched to the true sample")
     right: tuple[bool, ...] = key(
@@ -289,19 +291,17 @@ class TextRow(AttackedRow):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SnapshotRow(AttackedRow):
+class SnapshotRow(SampleRow):
     """A reconstruction at one iteration of the attack."""
 
-    sample: Int32 = key("index of the true image in the victim's batch")
     iteration: Int32 = key("iteration of the attack: 0, 10, 100, 1000 and so on, and the last one")
     image: bytes = key("the matched reconstruction at that iteration (PNG)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrivacyRow:
+class PrivacyRow(ArmRow):
     """Privacy guarantee of one arm."""
 
-    arm: str = key("name of the arm, a training with one chain of defences")
     rounds: Int32 = key("maximum number of rounds of the arm, for which the guarantee is computed")
     defence: str | None = column("name of the mechanism; null for a row on the whole arm")
     epsilon: float | None = column("epsilon of (epsilon, delta)-differential privacy; null without a guarantee")
@@ -317,10 +317,9 @@ class PrivacyRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProvedRow:
+class ProvedRow(ArmRow):
     """Bound on one event, proved by the guarantee of a mechanism."""
 
-    arm: str = key("name of the arm, a training with one chain of defences")
     attack: str = key("the attack's name in the scenario")
     defence: str = key("name of the mechanism")
     unit: str = key("unit of protection: 'sample' or 'client'")

@@ -25,6 +25,8 @@ def _value(name: str, type: pa.DataType, description: str) -> pa.Field:
 
 ANSWERED = "ok", "diverged"
 """Statuses with which attacks return a result."""
+INAPPLICABLE = "not applicable"
+"""Status of an attack that does not apply to an update; in outcomes, result of one that applies to no update."""
 UNPLAYED = "not played"
 """Status of attacks that were not run because the time budget was too small."""
 WANT_OF_TIME = "not enough time"

@@ -94,12 +94,12 @@ def group_by_victim(
             values[name] = {unit: victim.values[name] for unit, victim in units.items() if name in victim.values}
         groups.append(
             PairGroup(
-                arm,
-                f"{source}, {arm}" if source else arm,
-                attack,
-                "victim",
-                values,
-                frozenset(unit for unit, victim in units.items() if victim.failed),
+                arm=arm,
+                title=f"{source}, {arm}" if source else arm,
+                attack=attack,
+                unit="victim",
+                values=values,
+                failed=frozenset(unit for unit, victim in units.items() if victim.failed),
                 doubted=doubted.get((arm, attack), ()),
             )
         )
@@ -113,15 +113,15 @@ def group_by_seed(settings: Sequence[Setting]) -> list[PairGroup]:
         shared = {path: value for path, value in setting.fields.items() if not path.startswith("arms.")}
         groups.append(
             PairGroup(
-                setting.arm,
-                setting.title,
-                setting.attack,
-                "seed",
-                {name: _values_by_seed(name, setting) for name in _MEASURES if name in setting.measures},
-                frozenset(row["seed"] for row in setting.rows if row.get("without_result")),
-                repr(shared),
-                _doubted_measures(setting),
-                setting.identity,
+                arm=setting.arm,
+                title=setting.title,
+                attack=setting.attack,
+                unit="seed",
+                values={name: _values_by_seed(name, setting) for name in _MEASURES if name in setting.measures},
+                failed=frozenset(row["seed"] for row in setting.rows if row.get("without_result")),
+                shared=repr(shared),
+                doubted=_doubted_measures(setting),
+                identity=setting.identity,
             )
         )
     return groups
@@ -201,13 +201,13 @@ def _difference(group: PairGroup, reference: PairGroup, measure: str) -> PairedD
         if (unit in group.failed or unit in values) and (unit in reference.failed or unit in reference_values)
     ]
     difference = PairedDifference(
-        group.attack,
-        measure,
-        group.title,
-        reference.title,
-        group.unit,
-        len(differences),
-        len(excluded),
+        attack=group.attack,
+        measure=measure,
+        arm=group.title,
+        reference=reference.title,
+        unit=group.unit,
+        pairs=len(differences),
+        excluded=len(excluded),
         difference=None,
         low=None,
         high=None,

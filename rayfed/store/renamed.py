@@ -32,38 +32,20 @@ MESSAGES = {
 }
 """Reasons by parts of the messages of older runs, which had no column `reason`."""
 DOUBTS = {
-    text: reason
-    for reason, texts in {
-        Reason.NOT_CONVERGED: (
-            "the search did not converge: no reconstruction has the observed gradient",
-            "no attack found a sample that has this gradient",
-        ),
-        Reason.FEW_SAMPLES_FIT: (
-            "the search converged to another sample with the observed gradient",
-            "an attack found another sample that has this gradient",
-        ),
-        Reason.NOT_COMPARED: (
-            "no reconstruction could be compared with the update",
-            "could be compared with the update, so nothing shows",
-        ),
-        Reason.ADAPTIVE_NOT_CONVERGED: (
-            "the adaptive attacks did not converge",
-            "no attacker with the code found a sample",
-        ),
-        Reason.ADAPTIVE_NOT_COMPARED: (
-            "no reconstruction of an adaptive attack could be compared with the update",
-            "an attacker with the code could be compared",
-        ),
-        Reason.NO_ADAPTIVE_ATTACK: (
-            "no adaptive attack (knowledge: [defence, code]) returned a result for every sample",
-            "had this defence's code (knowledge: [defence, code])",
-        ),
-        Reason.NO_ADAPTIVE_ATTACK_WORKS: (
-            "no adaptive attack that was run here succeeds without a defence",
-            "no attack that had this defence's code succeeded without a defence",
-        ),
-    }.items()
-    for text in texts
+    "the search did not converge: no reconstruction has the observed gradient": Reason.NOT_CONVERGED,
+    "no attack found a sample that has this gradient": Reason.NOT_CONVERGED,
+    "the search converged to another sample with the observed gradient": Reason.FEW_SAMPLES_FIT,
+    "an attack found another sample that has this gradient": Reason.FEW_SAMPLES_FIT,
+    "no reconstruction could be compared with the update": Reason.NOT_COMPARED,
+    "could be compared with the update, so nothing shows": Reason.NOT_COMPARED,
+    "the adaptive attacks did not converge": Reason.ADAPTIVE_NOT_CONVERGED,
+    "no attacker with the code found a sample": Reason.ADAPTIVE_NOT_CONVERGED,
+    "no reconstruction of an adaptive attack could be compared with the update": Reason.ADAPTIVE_NOT_COMPARED,
+    "an attacker with the code could be compared": Reason.ADAPTIVE_NOT_COMPARED,
+    "no adaptive attack (knowledge: [defence, code]) returned a result for every sample": Reason.NO_ADAPTIVE_ATTACK,
+    "had this defence's code (knowledge: [defence, code])": Reason.NO_ADAPTIVE_ATTACK,
+    "no adaptive attack that was run here succeeds without a defence": Reason.NO_ADAPTIVE_ATTACK_WORKS,
+    "no attack that had this defence's code succeeded without a defence": Reason.NO_ADAPTIVE_ATTACK_WORKS,
 }
 """Reasons by parts of the column `reason` of older outcomes, which had no column `doubt`."""
 _AUDITED = (

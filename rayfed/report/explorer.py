@@ -68,10 +68,6 @@ class Explorer:
     y: str | None
     """Measure of utility or cost on the y-axis."""
 
-    def ends(self, name: str, value: Estimate) -> str:
-        """Return the interval of an estimate as text, which the table prints below the estimate."""
-        return ends(name, value)
-
     @property
     def folded(self) -> list[str]:
         """Return the measures whose columns are hidden by default, because all columns exceed the screen width."""

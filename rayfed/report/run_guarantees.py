@@ -11,7 +11,7 @@ from rayfed.evidence.rows import Row
 from rayfed.privacy.printing import at_most, caution, share_at_most
 from rayfed.report import plots
 from rayfed.report.run_data import RunData
-from rayfed.report.svg import svg
+from rayfed.report.svg import Chart
 from rayfed.report.text.cells import Cell, Column, PageTable, estimate_cell
 from rayfed.report.text.formats import NONE, counted, share
 from rayfed.report.text.proved_bounds import BOUNDS, bound_rows, measure_text, uncovered_text
@@ -21,8 +21,7 @@ from rayfed.report.text.proved_bounds import BOUNDS, bound_rows, measure_text, u
 class Comparisons:
     """Measured results and their proved bounds."""
 
-    chart: str
-    """SVG element."""
+    chart: Chart
     series: Sequence[str]
     """Names in the order of their colours."""
     table: PageTable
@@ -105,7 +104,7 @@ def _comparisons(proved: Sequence[Row], compared: Sequence[BoundComparison]) -> 
             Cell(share_at_most(one.bound), "exceeded" if one.exceeds else ""),
         ]
         rows.append((one.arm, cells))
-    return Comparisons(svg(chart), list(names), PageTable(columns, rows))
+    return Comparisons(chart, list(names), PageTable(columns, rows))
 
 
 def make_robustness_table(data: RunData) -> PageTable | None:

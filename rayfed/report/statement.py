@@ -40,14 +40,13 @@ from rayfed.report.text.attacks import attack_input_text
 from rayfed.report.text.findings import PARTS
 from rayfed.report.text.formats import NONE, duration, near, points, share, size
 from rayfed.report.text.guarantees import guarantee_sentences
-from rayfed.report.text.leakage import LIMITS, reasons_text
+from rayfed.report.text.leakage import reasons_text
 from rayfed.report.text.membership import AUC_LEGEND, IDENTIFICATIONS, auc_text, unknown_rates_text
 from rayfed.report.text.proved_bounds import BOUNDS, bound_rows, comparison_text, uncovered_text
 from rayfed.report.text.reasons import REASONS, attack_text
 from rayfed.report.text.samples import samples_warning
 from rayfed.report.text.summary import best_reconstruction
 from rayfed.report.text.verdict_table import VerdictTable, verdict_table
-from rayfed.report.text.verdicts import guess
 from rayfed.report.text.weights import attacked_weights
 from rayfed.store import exits
 from rayfed.store.finding import Finding, State
@@ -186,9 +185,7 @@ class Statement:
             table.title,
             Table(["Arm", *table.headings], [[row.arm, *row.cells] for row in table.rows]),
             list(table.reasons),
-            " ".join(table.legend),
-            guess(self._data.scenario, self._data.attacks) if self._data.attacks else "",
-            LIMITS,
+            *table.legend,
         ]
         return [block for block in blocks if block]
 

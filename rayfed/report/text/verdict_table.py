@@ -11,8 +11,8 @@ from rayfed.evidence.verdicts import RunEvidence
 from rayfed.report.text.findings import PARTS
 from rayfed.report.text.formats import NONE, points, share
 from rayfed.report.text.guarantees import epsilons
-from rayfed.report.text.leakage import STATES, caveats, leakage_title, legend, reasons, value_text
-from rayfed.report.text.verdicts import inferences_text
+from rayfed.report.text.leakage import LIMITS, STATES, caveats, leakage_title, legend, reasons, value_text
+from rayfed.report.text.verdicts import guess, inferences_text
 from rayfed.store.finding import Finding, State
 
 
@@ -38,7 +38,7 @@ class VerdictTable:
     judged: bool
     """Whether the first column has the verdicts."""
     legend: Sequence[str]
-    """Meaning of the words and units."""
+    """Meaning of the words and units, the baseline, and limits of all verdicts."""
 
 
 def verdict_table(
@@ -57,13 +57,15 @@ def verdict_table(
     explanations = legend(rows, attacks, criterion) if attacks else []
     if any(verdict.inferences for verdict in evidence.verdicts):
         explanations.append("Inference: maximum over the attacks. Intervals, chance and control are listed below.")
+    if attacks:
+        explanations.append(guess(evidence.scenario, attacks))
     return VerdictTable(
         title=leakage_title(attacks, weights) if attacks else "",
         headings=list(columns),
         rows=lines,
         reasons=texts if judged else [],
         judged=judged,
-        legend=explanations,
+        legend=[*explanations, LIMITS],
     )
 
 

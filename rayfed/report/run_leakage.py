@@ -22,8 +22,8 @@ from rayfed.report.success_plots import Success, success_rates
 from rayfed.report.svg import Chart
 from rayfed.report.text.attacks import attack_input_text, threshold_text
 from rayfed.report.text.cells import Cell, Column, PageTable, decibel_cell, estimate_cell, score_cell, spread_cell
+from rayfed.report.text.figures import FAILED
 from rayfed.report.text.formats import NONE, fixed, points, share
-from rayfed.report.text.marks import FAILED, count_text
 from rayfed.report.text.membership import pooled_legend
 from rayfed.store.schemas import UNPLAYED, WANT_OF_TIME
 
@@ -40,20 +40,14 @@ _MAX_OPEN = 12
 
 
 @dataclass(frozen=True)
-class LeakCell(Cell):
-    """Cell of the table of leakage."""
-
-    width: float | None = None
-    """Length of the bar below the text in per cent; None without a bar."""
-
-
-@dataclass(frozen=True)
 class LeakRow:
     """Results of one attack on one arm."""
 
     attack: str
     notes: Sequence[str]
-    cells: Sequence[LeakCell]
+    cells: Sequence[Cell]
+    width: float | None
+    """Length of the bar below the PSNR in per cent; None without a PSNR."""
 
 
 @dataclass(frozen=True)
@@ -180,25 +174,24 @@ class _LeakRows:
         failed, attacked = self._failed[leak.arm, leak.attack]
         notes = [f"given: {attack_input_text(leak.input)}"]
         if failed:
-            updates = count_text(failed, attacked)
-            notes.append(f"{FAILED} diverged or failed on {updates} updates, so it does not measure this arm")
+            updates = f"{failed} of {attacked} updates"
+            notes.append(f"{FAILED} diverged or failed on {updates}, so it does not measure this arm")
         first, *others = self._metrics
-        cells = [self._bar(leak, first)]
+        cells = [decibel_cell(leak.scores[first.name])]
         for name in self._passing:
-            count = self._identified.get((leak.arm, leak.attack, name))
-            cells.append(LeakCell(share(leak.success[name]), "" if count is None else f"{count} identified"))
+            identified = self._identified.get((leak.arm, leak.attack, name))
+            note = "" if identified is None else f"{identified} identified"
+            cells.append(Cell(share(leak.success[name]), note))
         psnr = leak.scores["psnr"]
         for metric in others:
             given = metric.of_labels and leak.labels_given
-            cell = Cell("given") if given else score_cell(metric, leak.scores[metric.name], psnr.n if psnr else 0)
-            cells.append(LeakCell(cell.text, cell.note))
-        return LeakRow(leak.attack, notes, cells)
+            count = psnr.n if psnr else 0
+            cells.append(Cell("given") if given else score_cell(metric, leak.scores[metric.name], count))
+        return LeakRow(leak.attack, notes, cells, self._bar_width(leak))
 
-    def _bar(self, leak: Leakage, metric: Metric) -> LeakCell:
-        value = leak.scores[metric.name]
-        cell = decibel_cell(value)
-        width = None if value is None else round(max(100 * value.mean / self._highest, 0), 1)
-        return LeakCell(cell.text, cell.note, width)
+    def _bar_width(self, leak: Leakage) -> float | None:
+        psnr = leak.scores["psnr"]
+        return None if psnr is None else round(max(100 * psnr.mean / self._highest, 0), 1)
 
 
 def _accuracy_cell(arm: ArmSummary, arms: Sequence[ArmSummary]) -> Cell:

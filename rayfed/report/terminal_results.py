@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -14,12 +13,13 @@ from rich.text import Text
 from rayfed.evidence.attack_results import InferenceResult
 from rayfed.evidence.criteria import Criterion
 from rayfed.evidence.robustness import OpponentResult, RobustnessMatrix
-from rayfed.evidence.rows import labels_given, measured
+from rayfed.evidence.rows import group_rows, labels_given, measured
 from rayfed.evidence.training import ArmSummary
-from rayfed.report.text.formats import NONE, duration, points, share
+from rayfed.report.text.formats import NONE, duration, share
 from rayfed.report.text.leakage import STATES, value_text
 from rayfed.report.text.membership import auc_text
 from rayfed.report.text.reasons import ATTACKERS
+from rayfed.report.text.training import find_quality, quality_text
 from rayfed.store.finding import Finding
 
 STYLES = {"leaks": "red", "inconclusive": "yellow", "not measured": "yellow"}
@@ -54,9 +54,7 @@ def leakage_table(rows: Sequence[Finding], criterion: Criterion) -> Table:
 
 def attacks_table(attacks: Sequence[Mapping[str, Any]], criterion: Criterion) -> Table | None:
     """Return the table of attacks, one row per attack and arm; None if there is only one attack."""
-    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
-    for row in attacks:
-        groups[row["attack"], row["arm"]].append(row)
+    groups = group_rows(attacks, "attack", "arm")
     if len({attack for attack, _ in groups}) < 2:
         return None
     unit = "PSNR" if criterion.modality == "pixels" else "share"
@@ -82,29 +80,18 @@ def cost_table(arms: Sequence[ArmSummary], privacy: Mapping[str, str]) -> Table 
     known = [arm for arm in arms if arm.rounds]
     if not known:
         return None
-    quality = next(
-        (name for name in ("accuracy", "error", "perplexity", "iou") if getattr(known[0], name) is not None), ""
-    )
+    quality = find_quality(known)
     simulated = any(arm.simulated for arm in known)
-    columns = [quality] * bool(quality) + ["train s/round", "upload kB/round"] + ["simulated time"] * simulated
+    columns = [quality] if quality else []
+    columns += ["train s/round", "upload kB/round"] + ["simulated time"] * simulated
     made = table("arm", *columns, *["epsilon"] * bool(privacy))
     for arm in known:
-        cells = [_quality(arm, quality)] * bool(quality)
+        cells = [quality_text(arm, quality)] if quality else []
         cells.append(f"{arm.actor_seconds.mean:.2f}" if arm.actor_seconds else NONE)
         cells.append(f"{arm.bytes_up / arm.rounds / 1000:,.0f}")
         cells += [duration(arm.simulated.seconds) if arm.simulated else NONE] * simulated
         made.add_row(Text(arm.name), *cells, *[privacy.get(arm.name, NONE)] * bool(privacy))
     return made
-
-
-def _quality(arm: ArmSummary, name: str) -> str:
-    value = getattr(arm, name)
-    if value is None:
-        return NONE
-    if name == "accuracy":
-        change = "" if arm.accuracy_change is None else f"({points(arm.accuracy_change)})"
-        return f"{share(value)} {change:>7}".rstrip()
-    return share(value) if name == "iou" else f"{value:.4g}"
 
 
 def attackers_table(found: Sequence[Finding], distortions: Mapping[str, float], criterion: Criterion) -> Table:

@@ -15,6 +15,8 @@ from rayfed.privacy.printing import at_most, share_at_most
 
 NONE = "–"
 """Text for a value that was not measured."""
+MAX_NAMES = 10
+"""Maximum number of names that a line lists."""
 LEFT_OUT = "left out of this copy"
 """Text of a value, such as the message of an error, that is left out of a copy."""
 _FOUND = {leading(form): noun for form, noun in NOUNS.items() if form != "pixels"}

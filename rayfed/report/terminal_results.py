@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import compress
 from statistics import fmean
 from typing import Any
 
@@ -39,16 +40,19 @@ def leakage_table(rows: Sequence[Finding], criterion: Criterion) -> Table:
     batches = len({row.batch for row in rows} - {None}) > 1
     unit = "PSNR" if criterion.modality == "pixels" else "share"
     labels = any(row.labels is not None for row in rows)
-    columns = ["arm", "verdict", *["batch"] * batches, f"{criterion.noun}s", f"{unit} mean", "max", "baseline"]
-    made = table(*columns, *["labels"] * labels, left=2)
+    columns = ["arm", "verdict", "batch", f"{criterion.noun}s", f"{unit} mean", "max", "baseline", "labels"]
+    shown = [True, True, batches, True, True, True, True, labels]
+    made = table(*compress(columns, shown), left=2)
     for row in rows:
-        verdict = Text(STATES[row.state], STYLES.get(row.state, ""))
-        figures = (value_text(value, criterion) for value in (row.mean, row.best, row.baseline))
-        recovered = NONE if row.labels is None else f"{100 * row.labels.share:.0f} %"
-        leaked = f"{row.leaked}/{row.samples}" if row.samples else NONE
-        made.add_row(
-            Text(row.arm), verdict, *[str(row.batch or NONE)] * batches, leaked, *figures, *[recovered] * labels
-        )
+        cells: list[str | Text] = [
+            Text(row.arm),
+            Text(STATES[row.state], STYLES.get(row.state, "")),
+            str(row.batch or NONE),
+            f"{row.leaked}/{row.samples}" if row.samples else NONE,
+            *(value_text(value, criterion) for value in (row.mean, row.best, row.baseline)),
+            NONE if row.labels is None else f"{100 * row.labels.share:.0f} %",
+        ]
+        made.add_row(*compress(cells, shown))
     return made
 
 
@@ -83,14 +87,21 @@ def cost_table(arms: Sequence[ArmSummary], privacy: Mapping[str, str]) -> Table 
     quality = find_quality(known)
     simulated = any(arm.simulated for arm in known)
     columns = [quality] if quality else []
-    columns += ["train s/round", "upload kB/round"] + ["simulated time"] * simulated
-    made = table("arm", *columns, *["epsilon"] * bool(privacy))
+    columns += ["train s/round", "upload kB/round"]
+    if simulated:
+        columns.append("simulated time")
+    if privacy:
+        columns.append("epsilon")
+    made = table("arm", *columns)
     for arm in known:
-        cells = [quality_text(arm, quality)] if quality else []
+        cells = [quality_text(arm, quality, width=7)] if quality else []
         cells.append(f"{arm.actor_seconds.mean:.2f}" if arm.actor_seconds else NONE)
         cells.append(f"{arm.bytes_up / arm.rounds / 1000:,.0f}")
-        cells += [duration(arm.simulated.seconds) if arm.simulated else NONE] * simulated
-        made.add_row(Text(arm.name), *cells, *[privacy.get(arm.name, NONE)] * bool(privacy))
+        if simulated:
+            cells.append(duration(arm.simulated.seconds) if arm.simulated else NONE)
+        if privacy:
+            cells.append(privacy.get(arm.name, NONE))
+        made.add_row(Text(arm.name), *cells)
     return made
 
 

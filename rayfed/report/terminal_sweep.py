@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
 from math import inf
 from shlex import quote
 from time import monotonic
@@ -186,13 +187,12 @@ class SweepView:
 
 def _table(found: Sequence[Setting], shown: Sequence[str]) -> Table:
     """Return the table of the settings, with the verdict of each."""
-    attacks = len({setting.attack for setting in found if setting.attack}) > 1
     states = _states(found)
-    verdicts = [states.get(setting.identity, NONE) for setting in found]
-    judged = bool(states)
-    table = Table("setting", *["verdict"] * judged, *["attack"] * attacks, *map(heading, shown), box=SIMPLE)
-    for setting, verdict in zip(found, verdicts, strict=True):
-        words = [setting.title + useless_mark(setting), *[verdict] * judged, *[setting.attack or NONE] * attacks]
+    optional = [bool(states), len({setting.attack for setting in found if setting.attack}) > 1]
+    table = Table("setting", *compress(("verdict", "attack"), optional), *map(heading, shown), box=SIMPLE)
+    for setting in found:
+        cells = [states.get(setting.identity, NONE), setting.attack or NONE]
+        words = [setting.title + useless_mark(setting), *compress(cells, optional)]
         table.add_row(*map(Text, words), *(marked_cell(name, setting) for name in shown))
     return table
 

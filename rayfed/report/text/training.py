@@ -17,13 +17,17 @@ def find_quality(arms: Sequence[ArmSummary]) -> str:
     return next((name for name in QUALITIES if any(getattr(arm, name) is not None for arm in arms)), "")
 
 
-def quality_text(arm: ArmSummary, name: str) -> str:
-    """Return a measure of quality; for the accuracy also the difference to the first arm in percentage points."""
+def quality_text(arm: ArmSummary, name: str, width: int = 0) -> str:
+    """Return a measure of quality; for the accuracy also the difference to the first arm in percentage points.
+
+    `width` is the minimum width of the difference, which aligns the accuracies in a column.
+    """
     value = getattr(arm, name)
     if value is None:
         return NONE
     if name == "accuracy" and arm.accuracy_change is not None:
-        return f"{share(value)} ({points(arm.accuracy_change)})"
+        change = f"({points(arm.accuracy_change)})"
+        return f"{share(value)} {change:>{width}}"
     return share(value) if name in ("accuracy", "iou") else f"{value:.4g}"
 
 

@@ -15,6 +15,7 @@ from rayfed.errors import UserError
 from rayfed.evidence.success import CURVE_METRICS, group_by_attack, success_curve, success_share
 from rayfed.report.export import export
 from rayfed.report.success_plots import _stairs, success_rates
+from rayfed.report.svg import svg
 from tests.result_fixtures import attacked, small_run, small_sweep, trial_run
 
 PSNR = [10.0, 20.0, 20.0, math.inf, None]
@@ -108,6 +109,6 @@ def test_the_chart_has_a_panel_a_metric_and_a_dash_an_attack() -> None:
     found = success_rates([*rows(), *rows("noise", "idlg")], ["none", "noise"], {"psnr": 15})
     assert found is not None
     assert [attack for attack, _ in found.attacks] == ["dlg", "idlg"]
-    assert all(f"var(--series-{arm})" in found.drawing for arm in (0, 1))
+    assert all(f"var(--series-{arm})" in svg(found.chart) for arm in (0, 1))
     assert success_rates([attacked("none", "ggl", psnr=None)], ["none"], {}) is None
     assert set(CURVE_METRICS) >= {"psnr", "ssim", "mse"}

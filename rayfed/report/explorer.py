@@ -68,10 +68,6 @@ class Explorer:
     y: str | None
     """Measure of utility or cost on the y-axis."""
 
-    def ends(self, name: str, value: Estimate) -> str:
-        """Return the interval of an estimate as text, which the table prints below the estimate."""
-        return ends(name, value)
-
     @property
     def folded(self) -> list[str]:
         """Return the measures whose columns are hidden by default, because all columns exceed the screen width."""
@@ -90,8 +86,8 @@ class Explorer:
     @property
     def plotted(self) -> list[str]:
         """Return the attacks with points on the plot's initial axes, in the order of their marker symbols."""
-        met = {e.setting.attack for e in self.entries if self.x in e.values and self.y in e.values}
-        return [attack for attack in self.attacks if attack in met]
+        shown = {e.setting.attack for e in self.entries if self.x in e.values and self.y in e.values}
+        return [attack for attack in self.attacks if attack in shown]
 
     @property
     def leakages(self) -> list[str]:
@@ -184,8 +180,8 @@ def _comparable(columns: Sequence[str], entries: Sequence[Entry]) -> list[str]:
 
 def interval(name: str, value: Estimate) -> str:
     """Format an estimate with the interval: `21.3 dB (18.0 dB to 24.6 dB, n = 3)`, or with both values of a pair."""
-    said, between = in_words(name, value.mean), ends(name, value)
-    return f"{said} ({between})" if between else said
+    mean, between = in_words(name, value.mean), ends(name, value)
+    return f"{mean} ({between})" if between else mean
 
 
 def ends(name: str, value: Estimate) -> str:
@@ -194,8 +190,8 @@ def ends(name: str, value: Estimate) -> str:
         return ""
     if value.pair:
         return f"{in_words(name, value.pair[0])}, {in_words(name, value.pair[1])}"
-    of = f", n = {value.n}" if value.over == "repeats" else f" over its {value.over}"
-    return f"{in_words(name, value.low)} to {in_words(name, value.high)}{of}"
+    number = f", n = {value.n}" if value.over == "repeats" else f" over its {value.over}"
+    return f"{in_words(name, value.low)} to {in_words(name, value.high)}{number}"
 
 
 def _alone(row: Row, fields: Sequence[str]) -> Setting:

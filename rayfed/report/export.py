@@ -16,10 +16,9 @@ from rayfed.errors import UserError, nearest
 from rayfed.evidence.paired import paired_table
 from rayfed.evidence.rows import Row
 from rayfed.privacy.printing import at_least, at_most
-from rayfed.report.text.captions import label, played
-from rayfed.report.text.figures import OUTDONE, PARTLY, UNPROVEN, USELESS
+from rayfed.report.text.captions import label, scenario_caption
+from rayfed.report.text.figures import FAILED, OUTDONE, PARTLY, UNPROVEN, USELESS
 from rayfed.report.text.formats import NONE
-from rayfed.report.text.marks import FAILED
 from rayfed.report.text.paired import NO_PAIRS, paired_grid
 from rayfed.report.text.tables import Grid, grid
 from rayfed.store.schemas import TABLES
@@ -60,21 +59,21 @@ def export(
         found = paired_grid(results.paired(against), columns)
         if found is None:
             raise UserError(f"'{results.url}' is {NO_PAIRS}")
-        return _settings(_told(found, results.unfinished), format, results.scenario, table)
+        return _settings(_with_note(found, results.unfinished), format, results.scenario, table)
     if format == "csv":
         return _csv(_plain(results.table(table)))
     if table == OUTCOMES:
-        found = _told(grid(results.with_intervals(), columns), results.unfinished)
+        found = _with_note(grid(results.with_intervals(), columns), results.unfinished)
         return _settings(found, format, results.scenario, own=list((columns or {}).values()))
     frame = _bounds_written(_plain(results.table(table)), table)
     if format == "markdown":
         frame = _in_every_text(frame, markdown_cell).astype(object)
         return str(frame.where(frame.notna(), None).to_markdown(index=False, missingval=NONE)) + "\n"
     text = frame.to_latex(index=False, escape=True, na_rep="--", float_format="%.4g")
-    return _floating(text, _latex(played(results.scenario)), label(results.scenario, table))
+    return _floating(text, _latex(scenario_caption(results.scenario)), label(results.scenario, table))
 
 
-def _told(found: Grid, sentence: str) -> Grid:
+def _with_note(found: Grid, sentence: str) -> Grid:
     """Return a table with a sentence added to its note, unless the note has it."""
     return replace(found, note=f"{found.note} {sentence}.".strip()) if sentence not in found.note else found
 
@@ -110,7 +109,7 @@ def _settings(
     columns = "l" * found.words + "r" * figures
     return _floating(
         frame.to_latex(index=False, escape=False, column_format=columns),
-        _latex(f"{played(scenario)} {note}".strip()),
+        _latex(f"{scenario_caption(scenario)} {note}".strip()),
         label(scenario, table),
     )
 
@@ -205,6 +204,6 @@ def _plain(table: pa.Table) -> DataFrame:
     entries = [field.name for field in fields if pa.types.is_nested(field.type)]
     frame = table.select([field.name for field in fields if field.name not in entries]).to_pandas()
     for name in entries:
-        told = [None if value is None else json.dumps(value) for value in table[name].to_pylist()]
-        frame.insert([field.name for field in fields].index(name), name, told)
+        texts = [None if value is None else json.dumps(value) for value in table[name].to_pylist()]
+        frame.insert([field.name for field in fields].index(name), name, texts)
     return frame

@@ -314,7 +314,7 @@ def read_document(path: Path) -> dict[str, Any]:
             f"--baseline {path}: cannot be read ({error.strerror}); give the file of an earlier --json"
         ) from error
     except (ValueError, jsonschema.ValidationError) as error:
-        said = getattr(error, "message", str(error))
-        raise UserError(f"--baseline {path}: not a --json file of this version of rayfed: {said}") from error
+        reason = getattr(error, "message", str(error))
+        raise UserError(f"--baseline {path}: not a --json file of this version of rayfed: {reason}") from error
     assert isinstance(document, dict)
     return document

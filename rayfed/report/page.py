@@ -22,11 +22,11 @@ from rayfed.evidence.criteria import Criterion
 from rayfed.evidence.rows import Row, labels_given
 from rayfed.metrics.measures import JUDGED, MEASURES
 from rayfed.report import svg
-from rayfed.report.explorer import Explorer
+from rayfed.report.explorer import Explorer, ends
 from rayfed.report.passages import Passage
 from rayfed.report.pictures import Pair, Strip
 from rayfed.report.samples import Samples
-from rayfed.report.text.formats import FILTERS
+from rayfed.report.text.formats import decibel, fixed, in_words, near, plain
 from rayfed.report.text.reasons import judgement_text
 from rayfed.report.text.summary import SummaryEntry
 from rayfed.report.text.tables import Grid
@@ -158,7 +158,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
 
 @lru_cache
 def environment() -> Environment:
-    """Return the Jinja environment of the reports, with the functions of `rayfed.report.text.formats` as filters.
+    """Return the Jinja environment of the reports, with the functions of the templates as filters.
 
     It is cached, because compiling the templates takes as long as drawing the charts of a report.
     """
@@ -169,11 +169,12 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= FILTERS | {"code": code, "judged": _judged}
+    for function in (code, decibel, ends, fixed, in_words, judged, near, plain, svg.svg):
+        environment.filters[function.__name__] = function
     return environment
 
 
-def _judged(row: Row, criterion: Criterion) -> str:
+def judged(row: Row, criterion: Criterion) -> str:
     """Return whether a row of `attacks` is a leak, or why it is not."""
     return judgement_text(criterion, criterion.judge(row))
 

@@ -37,8 +37,8 @@ def passages(
     `worst` are the keys of those that are shown if `output.images` is `worst`.
     """
     texts = {key(row): row for row in folder.read_table("texts").to_pylist()} if samples.any else {}
-    met = dict.fromkeys((row["arm"], row["attack"]) for row in attacks)
-    chosen = [row for pair in met for row in most_leaked(attacks, *pair, SHOWN)] if texts else []
+    attacked = dict.fromkeys((row["arm"], row["attack"]) for row in attacks)
+    chosen = [row for pair in attacked for row in most_leaked(attacks, *pair, SHOWN)] if texts else []
     allowed = worst if samples.mode == "worst" else texts
     leading = leading_metric(chosen)
     nearest = sorted(chosen, key=lambda row: row[leading] if measured(row.get(leading)) else -inf, reverse=True)

@@ -200,12 +200,12 @@ def weight_lines(arm: str, rows: Sequence[Row]) -> Chart:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.margins(x=0.03)
 
-    told = [{name: row[name] for name in ("arm", "round", "client", "weight")} for row in rows]
+    values = [{name: row[name] for name in ("arm", "round", "client", "weight")} for row in rows]
     legend = [
         ("other clients" if index == CLASSES else f"client {client}", {"color": class_colour(index), "marker": "o"})
         for index, client in enumerate(clients[: CLASSES + 1])
     ]
-    return Chart(f"weights-{arm}", "Weight of each client by round", (4.6, 3.3), draw, told, legend)
+    return Chart(f"weights-{arm}", "Weight of each client by round", (4.6, 3.3), draw, values, legend)
 
 
 def score_map(arm: str, rows: Sequence[Row]) -> Chart:
@@ -231,6 +231,6 @@ def score_map(arm: str, rows: Sequence[Row]) -> Chart:
         axes.set_xlabel("on the held-out samples of client")
         axes.set_ylabel("model of client")
 
-    told = [{name: row[name] for name in ("arm", "round", "model", "validator", "accuracy")} for row in shown]
+    values = [{name: row[name] for name in ("arm", "round", "model", "validator", "accuracy")} for row in shown]
     words = "Accuracy of each client's model on each client's held-out samples"
-    return Chart(f"scores-{arm}", words, (4.6, 3.8), draw, told)
+    return Chart(f"scores-{arm}", words, (4.6, 3.8), draw, values)

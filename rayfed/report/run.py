@@ -89,11 +89,9 @@ def make_page(data: RunData, url: str) -> RunPage:
     found = pictures(data.folder, nearest, data.samples)
     pairs = {row["arm"]: found.get(key(row)) for row in nearest}
     guarantees, robustness = make_guarantee_section(data), make_robustness_table(data)
-    tested = any(arm.accuracy is not None for arm in data.arms)
     # Verdicts of audits already combine the attackers.
     failures = [] if data.is_audit else [failed_attack_text(one) for one in failed_attacks(compared)]
-    paired = _paired(data, compared)
-    leakage = make_leakage_section(data, noun, paired)
+    leakage = make_leakage_section(data, noun)
     todo = "" if data.state == "finished" else advice(data.state, status.get("kind"), url)
     known = data.trained or any(verdict.answered for verdict in data.evidence.verdicts)
     return RunPage(
@@ -108,7 +106,7 @@ def make_page(data: RunData, url: str) -> RunPage:
         criterion=data.evidence.criterion,
         summary=_make_summary(data, gallery, leakage, closest(nearest, data.evidence.criterion), pairs),
         explorer=explorer,
-        paired=paired,
+        paired=_paired(data, compared),
         gallery=gallery,
         environment=list(flat(optional_document(data.folder, "environment.json"))),
         scenario=data.folder.scenario_text(),
@@ -118,7 +116,7 @@ def make_page(data: RunData, url: str) -> RunPage:
         guarantees=guarantees,
         robustness=robustness,
         leakage=leakage,
-        tested=tested,
+        tested=data.tested,
         training=None if planned == 0 else make_training_section(data),
         clients=make_client_section(data.mix),
         cost=make_cost_section(data, noun),

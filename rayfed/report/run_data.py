@@ -105,6 +105,11 @@ class RunData:
         """Return whether any arm has a complete round."""
         return any(arm.rounds for arm in self.arms)
 
+    @property
+    def tested(self) -> bool:
+        """Return whether the accuracy of any arm is known."""
+        return any(arm.accuracy is not None for arm in self.arms)
+
     @cached_property
     def thresholds(self) -> dict[str, float]:
         """Thresholds of the probability of reconstruction success, by metric."""

@@ -11,38 +11,19 @@ from rayfed.evidence.rows import Row
 from rayfed.privacy.printing import at_most, caution, share_at_most
 from rayfed.report import plots
 from rayfed.report.run_data import RunData
-from rayfed.report.svg import SERIES, dash, svg
+from rayfed.report.svg import Chart
 from rayfed.report.text.cells import Cell, Column, PageTable, estimate_cell
 from rayfed.report.text.formats import NONE, counted, share
-from rayfed.report.text.proved_bounds import measure_text, uncovered_text
-
-_BOUNDS = (
-    Column("Protects", is_text=True),
-    Column("Prior 1/10"),
-    Column("Prior 1/100"),
-    Column("Prior 1/1,000"),
-    Column("TPR at 0.1 % FPR"),
-    Column("Membership advantage (TPR − FPR)"),
-)
-
-
-@dataclass(frozen=True)
-class LegendLine:
-    """Entry of a chart's legend: a line with the colour and dashes of a series."""
-
-    name: str
-    colour: int
-    """Number of the colour."""
-    dashes: str
+from rayfed.report.text.proved_bounds import BOUNDS, bound_rows, measure_text, uncovered_text
 
 
 @dataclass(frozen=True)
 class Comparisons:
     """Measured results and their proved bounds."""
 
-    chart: str
-    """SVG element."""
-    legend: Sequence[LegendLine]
+    chart: Chart
+    series: Sequence[str]
+    """Names in the order of their colours."""
     table: PageTable
 
 
@@ -63,11 +44,10 @@ def make_guarantee_section(data: RunData) -> GuaranteeSection | None:
     guarantees = _guarantee_table(data.privacy)
     if not guarantees and not compared:
         return None
-    bounds = [_bounds_row(row) for row in data.privacy if row["epsilon"] is not None and row["advantage"] is not None]
     uncovered = attacks_without_bound(data.privacy, data.proved, data.attacks, data.inferences)
     return GuaranteeSection(
         guarantees=guarantees,
-        bounds=PageTable(_BOUNDS, bounds) if bounds else None,
+        bounds=_bounds_table(data.privacy),
         uncovered=uncovered_text(uncovered),
         comparisons=_comparisons(data.proved, compared) if compared else None,
     )
@@ -102,19 +82,16 @@ def _missing_row(row: Row) -> tuple[str, list[Cell]]:
     return row["arm"], [Cell(NONE), Cell(NONE), Cell(row["note"], row["defence"] or "")]
 
 
-def _bounds_row(row: Row) -> tuple[str, list[Cell]]:
-    names = ("rero_10", "rero_100", "rero_1000", "rero_1000", "advantage")
-    return row["arm"], [
-        Cell(f"one {row['unit']}", row["defence"]),
-        *(Cell(share_at_most(row[name])) for name in names),
-    ]
+def _bounds_table(privacy: Sequence[Row]) -> PageTable | None:
+    rows = [(arm, [Cell(unit, defence), *map(Cell, bounds)]) for arm, defence, unit, *bounds in bound_rows(privacy)]
+    columns = [Column("Protects", is_text=True), *map(Column, BOUNDS)]
+    return PageTable(columns, rows) if rows else None
 
 
 def _comparisons(proved: Sequence[Row], compared: Sequence[BoundComparison]) -> Comparisons:
     chart = plots.proved(proved, compared)
     assert chart is not None
     names = dict.fromkeys(f"{one.arm}, {one.attack}" for one in compared)
-    legend = [LegendLine(name, index % SERIES, dash(index)) for index, name in enumerate(names)]
     columns = [Column("Attack", is_text=True), Column("Measure", is_text=True)]
     columns += [Column("Measured"), Column("Chance"), Column("Proved bound")]
     rows = []
@@ -127,7 +104,7 @@ def _comparisons(proved: Sequence[Row], compared: Sequence[BoundComparison]) -> 
             Cell(share_at_most(one.bound), "exceeded" if one.exceeds else ""),
         ]
         rows.append((one.arm, cells))
-    return Comparisons(svg(chart), legend, PageTable(columns, rows))
+    return Comparisons(chart, list(names), PageTable(columns, rows))
 
 
 def make_robustness_table(data: RunData) -> PageTable | None:

@@ -19,13 +19,12 @@ from rayfed.report import plots
 from rayfed.report.pictures import made
 from rayfed.report.run_data import RunData
 from rayfed.report.success_plots import Success, success_rates
-from rayfed.report.svg import svg
+from rayfed.report.svg import Chart
 from rayfed.report.text.attacks import attack_input_text, threshold_text
 from rayfed.report.text.cells import Cell, Column, PageTable, decibel_cell, estimate_cell, score_cell, spread_cell
+from rayfed.report.text.figures import FAILED
 from rayfed.report.text.formats import NONE, fixed, points, share
-from rayfed.report.text.marks import FAILED, count_text
 from rayfed.report.text.membership import pooled_legend
-from rayfed.report.text.tables import Grid
 from rayfed.store.schemas import UNPLAYED, WANT_OF_TIME
 
 _ALWAYS = ("psnr", "mse")
@@ -41,20 +40,14 @@ _MAX_OPEN = 12
 
 
 @dataclass(frozen=True)
-class LeakCell(Cell):
-    """Cell of the table of leakage."""
-
-    width: float | None = None
-    """Length of the bar below the text in per cent; None without a bar."""
-
-
-@dataclass(frozen=True)
 class LeakRow:
     """Results of one attack on one arm."""
 
     attack: str
     notes: Sequence[str]
-    cells: Sequence[LeakCell]
+    cells: Sequence[Cell]
+    width: float | None
+    """Length of the bar below the PSNR in per cent; None without a PSNR."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +65,6 @@ class LeakGroup:
 class LeakTable:
     """Table of leakage by arm and attack."""
 
-    has_accuracy: bool
-    """Whether there is a column of the test accuracy."""
     columns: Sequence[Column]
     groups: Sequence[LeakGroup]
     silent: str
@@ -112,30 +103,27 @@ class LeakageSection:
     """Explanation of the table."""
     fold: bool
     """Whether the charts are folded."""
-    chart: str
-    """SVG element of all reconstructions; empty if none has a PSNR."""
+    chart: Chart | None
+    """Chart of all reconstructions; None if none has a PSNR."""
     success: Success | None
     success_note: str
-    paired: Grid | None
     criteria: PageTable | None
     inferences: InferenceSection | None
     silences: PageTable | None
 
 
-def make_leakage_section(data: RunData, noun: str, paired: Grid | None) -> LeakageSection:
-    """Return the section; `noun` names the samples, `paired` are the differences on the same victims."""
+def make_leakage_section(data: RunData, noun: str) -> LeakageSection:
+    """Return the section; `noun` names the samples."""
     passing = _passing(data)
-    every_image = plots.every_image(data.attacks, data.leaks, data.arms)
     success = success_rates(data.attacks, data.names, data.thresholds)
     return LeakageSection(
         table=_leak_table(data) if data.leaks else None,
         has_success=bool(passing),
         notes=_notes(data, noun),
         fold=len(data.scored) > _MAX_OPEN,
-        chart=svg(every_image) if every_image else "",
+        chart=plots.every_image(data.attacks, data.leaks, data.arms),
         success=success,
         success_note=_success_note(success, bool(passing), noun) if success else "",
-        paired=paired,
         criteria=_criteria_table(data),
         inferences=_inference_section(data) if data.claims else None,
         silences=_silence_table([*data.leaks, *data.claims], data.names),
@@ -146,9 +134,9 @@ def make_leakage_section(data: RunData, noun: str, paired: Grid | None) -> Leaka
 
 
 def _leak_table(data: RunData) -> LeakTable:
-    metrics, passing, tested = _metrics(data), _passing(data), _is_tested(data.arms)
+    metrics, passing = _metrics(data), _passing(data)
     scored = {leak.arm for leak in data.scored}
-    silent = [] if tested else [arm.name for arm in data.arms if arm.name not in scored]
+    silent = [] if data.tested else [arm.name for arm in data.arms if arm.name not in scored]
     make_row = _LeakRows(data, metrics, passing)
     groups = []
     for arm in data.arms:
@@ -157,7 +145,7 @@ def _leak_table(data: RunData) -> LeakTable:
             attacked = any(leak.arm == arm.name for leak in data.leaks)
             missing = "not measured" if attacked else "not attacked"
             groups.append(LeakGroup(arm.name, _accuracy_cell(arm, data.arms), own, missing))
-    return LeakTable(tested, _columns(data, metrics, passing), groups, ", ".join(silent))
+    return LeakTable(_columns(data, metrics, passing), groups, ", ".join(silent))
 
 
 def _columns(data: RunData, metrics: Sequence[Metric], passing: Sequence[str]) -> list[Column]:
@@ -186,29 +174,24 @@ class _LeakRows:
         failed, attacked = self._failed[leak.arm, leak.attack]
         notes = [f"given: {attack_input_text(leak.input)}"]
         if failed:
-            updates = count_text(failed, attacked)
-            notes.append(f"{FAILED} diverged or failed on {updates} updates, so it does not measure this arm")
+            updates = f"{failed} of {attacked} updates"
+            notes.append(f"{FAILED} diverged or failed on {updates}, so it does not measure this arm")
         first, *others = self._metrics
-        cells = [self._bar(leak, first)]
+        cells = [decibel_cell(leak.scores[first.name])]
         for name in self._passing:
-            count = self._identified.get((leak.arm, leak.attack, name))
-            cells.append(LeakCell(share(leak.success[name]), "" if count is None else f"{count} identified"))
+            identified = self._identified.get((leak.arm, leak.attack, name))
+            note = "" if identified is None else f"{identified} identified"
+            cells.append(Cell(share(leak.success[name]), note))
         psnr = leak.scores["psnr"]
         for metric in others:
             given = metric.of_labels and leak.labels_given
-            cell = Cell("given") if given else score_cell(metric, leak.scores[metric.name], psnr.n if psnr else 0)
-            cells.append(LeakCell(cell.text, cell.note))
-        return LeakRow(leak.attack, notes, cells)
+            count = psnr.n if psnr else 0
+            cells.append(Cell("given") if given else score_cell(metric, leak.scores[metric.name], count))
+        return LeakRow(leak.attack, notes, cells, self._bar_width(leak))
 
-    def _bar(self, leak: Leakage, metric: Metric) -> LeakCell:
-        value = leak.scores[metric.name]
-        cell = decibel_cell(value)
-        width = None if value is None else round(max(100 * value.mean / self._highest, 0), 1)
-        return LeakCell(cell.text, cell.note, width)
-
-
-def _is_tested(arms: Sequence[ArmSummary]) -> bool:
-    return any(arm.accuracy is not None for arm in arms)
+    def _bar_width(self, leak: Leakage) -> float | None:
+        psnr = leak.scores["psnr"]
+        return None if psnr is None else round(max(100 * psnr.mean / self._highest, 0), 1)
 
 
 def _accuracy_cell(arm: ArmSummary, arms: Sequence[ArmSummary]) -> Cell:
@@ -299,7 +282,7 @@ def _notes(data: RunData, noun: str) -> list[str]:
             f"mean more leakage, and so do lower LPIPS and MSE. A PSNR above {PSNR_CEILING:.0f} dB, such as that of an "
             f"exact copy, counts as {PSNR_CEILING:.0f} in a mean."
         )
-    if _is_tested(data.arms):
+    if data.tested:
         difference = ", with the difference to the first arm in percentage points" if len(data.arms) > 1 else ""
         more.append(f"The test accuracy is that of the last evaluated round{difference}.")
     more.append(
@@ -335,14 +318,14 @@ def _criteria_table(data: RunData) -> PageTable | None:
     rows = []
     for one in criteria:
         results = (one.accuracy, one.bp_mse, one.bp_ki, one.seconds, one.satisfies)
-        rows.append((one.arm, [Cell(one.attack), *(Cell(_met_text(result)) for result in results)]))
+        rows.append((one.arm, [Cell(one.attack), *(Cell(_criterion_text(result)) for result in results)]))
     return PageTable(columns, rows)
 
 
-def _met_text(met: bool | None) -> str:
-    if met is None:
+def _criterion_text(satisfied: bool | None) -> str:
+    if satisfied is None:
         return NONE
-    return "met" if met else "missed"
+    return "satisfied" if satisfied else "not satisfied"
 
 
 def _inference_section(data: RunData) -> InferenceSection:

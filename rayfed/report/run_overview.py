@@ -14,12 +14,11 @@ from rayfed.report.pictures import Pair
 from rayfed.report.run_data import RunData
 from rayfed.report.text.attacks import attack_input_text
 from rayfed.report.text.formats import near, plain, share
-from rayfed.report.text.leakage import LIMITS
 from rayfed.report.text.next_step import next_step_text
 from rayfed.report.text.reasons import judgement_text
 from rayfed.report.text.training import quality_note
 from rayfed.report.text.verdict_table import VerdictTable, verdict_table
-from rayfed.report.text.verdicts import badge_text, guess, headline
+from rayfed.report.text.verdicts import badge_text, headline
 from rayfed.store.finding import State
 
 
@@ -32,12 +31,8 @@ class VerdictSection:
     commands: Sequence[str]
     """Commands of the next step."""
     table: VerdictTable
-    reasons: Sequence[str]
-    """Reasons and limits of the verdicts, then attacks that failed."""
-    notes: Sequence[str]
-    """Legend of the table, and limits of all verdicts."""
-    unknown: bool
-    """Whether no attack has returned a result."""
+    failures: Sequence[str]
+    """Attacks that failed."""
 
 
 @dataclass(frozen=True)
@@ -71,16 +66,12 @@ def make_verdict_section(data: RunData, advice: str, failures: Sequence[str], ur
     if not advice:
         run = None if data.is_audit else url
         step, *commands = next_step_text(evidence, status.get("enough"), status.get("fewer"), run).splitlines() or [""]
-    table = verdict_table(evidence, data.arms, data.privacy, data.weights)
-    baseline = [guess(data.scenario, data.attacks)] if data.attacks else []
     return VerdictSection(
         headline=headline(data.scenario, evidence.verdicts),
         next_step=step,
         commands=[command.strip() for command in commands],
-        table=table,
-        reasons=[*table.reasons, *failures],
-        notes=[*table.legend, *baseline, LIMITS],
-        unknown=not evidence.verdicts,
+        table=verdict_table(evidence, data.arms, data.privacy, data.weights),
+        failures=failures,
     )
 
 

@@ -11,7 +11,7 @@ from rayfed.evidence.training import ArmSummary, add_virtual_time
 from rayfed.evidence.verdicts import Verdict
 from rayfed.report import plots
 from rayfed.report.run_data import RunData
-from rayfed.report.svg import CLASSES, Chart, svg
+from rayfed.report.svg import CLASSES, Chart
 from rayfed.report.text.cells import Cell, Column, PageTable
 from rayfed.report.text.formats import NONE, counts, duration, mean_duration, mean_size, near, plain, share, size
 from rayfed.report.text.verdicts import badge_text
@@ -36,34 +36,21 @@ class VoteCharts:
     """Chart of the weights over all rounds."""
     scores: Chart
     """Heat map of the scores in the last round."""
-    clients: Sequence[int]
-    round: int
-    """Last round."""
-
-
-@dataclass(frozen=True)
-class VoteSection:
-    """Votes of the clients in one arm, as a page shows them."""
-
-    arm: str
-    weights: str
-    """SVG element."""
     legend: Sequence[str]
     """Names in the order of the colours of classes."""
-    scores: str
-    """SVG element."""
     caption: str
+    """Caption of the heat map."""
 
 
 @dataclass(frozen=True)
 class TrainingSection:
     """Charts of the training, and tables of private layers, secure aggregation and votes."""
 
-    charts: Sequence[str]
-    """SVG elements; empty if too few rounds were evaluated."""
+    charts: Sequence[Chart]
+    """Empty if too few rounds were evaluated."""
     private: PageTable | None
     sums: PageTable | None
-    votes: Sequence[VoteSection]
+    votes: Sequence[VoteCharts]
     empty: str
     """Why there are no charts."""
 
@@ -74,8 +61,7 @@ class ClientSection:
 
     title: str
     facts: Sequence[tuple[str, str]]
-    chart: str
-    """SVG element."""
+    chart: Chart
     legend: Sequence[str]
     """Classes in the order of their colours."""
     caption: str
@@ -111,14 +97,19 @@ def vote_charts(data: RunData) -> list[VoteCharts]:
     """Return the clients' votes by arm; empty if no aggregation rule of the run uses votes."""
     weights = data.rows("weights")
     scores = data.rows("scores") if weights else []
-    found = []
+    charts = []
     for arm in dict.fromkeys(row["arm"] for row in weights):
         own = [row for row in weights if row["arm"] == arm]
         last = own[-1]["round"]
-        shown = plots.score_map(arm, [row for row in scores if (row["arm"], row["round"]) == (arm, last)])
+        score_map = plots.score_map(arm, [row for row in scores if (row["arm"], row["round"]) == (arm, last)])
         clients = sorted({row["client"] for row in own})
-        found.append(VoteCharts(arm, plots.weight_lines(arm, own), shown, clients, last))
-    return found
+        legend = [f"client {client}" for client in clients[:CLASSES]]
+        if len(clients) > CLASSES:
+            legend.append("other clients")
+        first = f", the first {plots.MOST_MODELS} clients" if len(clients) > plots.MOST_MODELS else ""
+        caption = f"Accuracy (%) in round {last + 1}{first}. The table `scores` has all rounds."
+        charts.append(VoteCharts(arm, plots.weight_lines(arm, own), score_map, legend, caption))
+    return charts
 
 
 def make_training_section(data: RunData) -> TrainingSection:
@@ -127,10 +118,10 @@ def make_training_section(data: RunData) -> TrainingSection:
     if data.trained:
         empty = "Too few rounds were evaluated for a curve. The overview has the last round."
     return TrainingSection(
-        charts=[svg(chart) for chart in training_charts(data.rounds, data.arms)],
+        charts=training_charts(data.rounds, data.arms),
         private=_private_table(data.rows("private")),
         sums=_sums_table(data.rows("secure_sums")),
-        votes=[_vote_section(vote) for vote in vote_charts(data)],
+        votes=vote_charts(data),
         empty=empty,
     )
 
@@ -167,15 +158,6 @@ def _sums_table(rows: Sequence[Row]) -> PageTable | None:
     return PageTable(columns, cells, label="Secure aggregation")
 
 
-def _vote_section(vote: VoteCharts) -> VoteSection:
-    legend = [f"client {client}" for client in vote.clients[:CLASSES]]
-    if len(vote.clients) > CLASSES:
-        legend.append("other clients")
-    first = f", the first {plots.MOST_MODELS} clients" if len(vote.clients) > plots.MOST_MODELS else ""
-    caption = f"Accuracy (%) in round {vote.round + 1}{first}. The table `scores` has all rounds."
-    return VoteSection(vote.arm, svg(vote.weights), legend, svg(vote.scores), caption)
-
-
 def make_client_section(mix: LabelMix | None) -> ClientSection | None:
     """Return the section on the clients' data; None if the partition is not recorded."""
     if mix is None:
@@ -193,7 +175,7 @@ def make_client_section(mix: LabelMix | None) -> ClientSection | None:
     return ClientSection(
         title=f"{clients} clients: samples and classes",
         facts=facts,
-        chart=svg(plots.label_bars(mix)),
+        chart=plots.label_bars(mix),
         legend=[name for name, _ in plots.drawn_classes(mix)],
         caption=f"The first {most} of {clients} clients." if clients > most else "",
     )

@@ -29,8 +29,6 @@ from rayfed.evidence.verdicts import closest
 from rayfed.metrics import roc
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.top import TOP, chance
-from rayfed.privacy.printing import share_at_most
-from rayfed.privacy.tradeoff import PRIORS
 from rayfed.reasons import Reason
 from rayfed.report.about import FILE as ABOUT
 from rayfed.report.about import QUESTIONS
@@ -42,14 +40,13 @@ from rayfed.report.text.attacks import attack_input_text
 from rayfed.report.text.findings import PARTS
 from rayfed.report.text.formats import NONE, duration, near, points, share, size
 from rayfed.report.text.guarantees import guarantee_sentences
-from rayfed.report.text.leakage import LIMITS, reasons_text
+from rayfed.report.text.leakage import reasons_text
 from rayfed.report.text.membership import AUC_LEGEND, IDENTIFICATIONS, auc_text, unknown_rates_text
-from rayfed.report.text.proved_bounds import comparison_text, uncovered_text
+from rayfed.report.text.proved_bounds import BOUNDS, bound_rows, comparison_text, uncovered_text
 from rayfed.report.text.reasons import REASONS, attack_text
 from rayfed.report.text.samples import samples_warning
 from rayfed.report.text.summary import best_reconstruction
 from rayfed.report.text.verdict_table import VerdictTable, verdict_table
-from rayfed.report.text.verdicts import guess
 from rayfed.report.text.weights import attacked_weights
 from rayfed.store import exits
 from rayfed.store.finding import Finding, State
@@ -70,7 +67,7 @@ _BOUNDS = (
     "this prior probability before training, and succeeds with at most the probability in the table after training. "
     "Membership inference: true positive rate (TPR) at a false positive rate (FPR), and their maximum difference."
 )
-"""Legend of `bounds_table`."""
+"""Legend of the table of bounds."""
 _PLACES = ("command", "search_path", "earlier", "hashes")
 """Entries of environment.json with paths of the machine, or that another section shows."""
 
@@ -81,6 +78,7 @@ class Table:
 
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
+    has_hashes: bool = False
 
 
 @dataclass(frozen=True)
@@ -127,13 +125,14 @@ class Statement:
     def lead(self) -> list[str]:
         """Return the paragraphs before the sections."""
         started = optional_document(self.original, ENVIRONMENT).get("started")
-        played = f"Run started: {started}. " if started else ""
-        over, state = "", self._data.state
+        state = self._data.state
+        sentences = [f"Run started: {started}."] if started else []
         if state != "finished":
-            how = "was stopped after its last round" if exits.over(self._data.status) else "did not finish"
-            over = f"The run {how} ({state}). "
-        left_out = "This version leaves out samples, labels, messages and file names. " if self.redacted else ""
-        return [f"{played}{over}{left_out}{NOT_ADVICE}", *filter(None, [self._warning])]
+            end = "was stopped after its last round" if exits.over(self._data.status) else "did not finish"
+            sentences.append(f"The run {end} ({state}).")
+        if self.redacted:
+            sentences.append("This version leaves out samples, labels, messages and file names.")
+        return [" ".join([*sentences, NOT_ADVICE]), *filter(None, [self._warning])]
 
     @property
     def sections(self) -> list[Section]:
@@ -186,22 +185,20 @@ class Statement:
             table.title,
             Table(["Arm", *table.headings], [[row.arm, *row.cells] for row in table.rows]),
             list(table.reasons),
-            " ".join(table.legend),
-            guess(self._data.scenario, self._data.attacks) if self._data.attacks else "",
-            LIMITS,
+            *table.legend,
         ]
         return [block for block in blocks if block]
 
-    def _told(self, *keys: str) -> Table:
+    def _entries(self, *keys: str) -> Table:
         rows = [[QUESTIONS[key], self.about.get(key, f"NOT GIVEN ({key}, in the file of --about)")] for key in keys]
         return Table(["Question", "Operator's entry"], rows)
 
     @property
     def _system(self) -> list[Block]:
-        told = self._told("system", "controller", "purposes", "data", "people", "access")
-        return [told, "Settings of the run, from its scenario:", Table(["Part", "Setting"], list(self._played()))]
+        entries = self._entries("system", "controller", "purposes", "data", "people", "access")
+        return [entries, "Settings of the run, from its scenario:", Table(["Part", "Setting"], list(self._settings()))]
 
-    def _played(self) -> Iterator[tuple[str, str]]:
+    def _settings(self) -> Iterator[tuple[str, str]]:
         scenario = self._data.scenario
         data, model, training = (_named(scenario.get(part)) for part in ("data", "model", "training"))
         mix = self._data.mix
@@ -229,7 +226,7 @@ class Statement:
     @property
     def _necessity(self) -> list[Block]:
         if not self._data.trained:
-            return [self._told("necessity"), "Nothing was trained, so the cost of the measures was not measured."]
+            return [self._entries("necessity"), "Nothing was trained, so the cost of the measures was not measured."]
         rows = [
             [
                 arm.name,
@@ -242,7 +239,7 @@ class Statement:
         ]
         change = f"Change from {self._data.arms[0].name}"
         headings = ["Arm", "Test accuracy", change, "Training time per round", "Upload per round"]
-        blocks: list[Block] = [self._told("necessity"), Table(headings, rows)]
+        blocks: list[Block] = [self._entries("necessity"), Table(headings, rows)]
         if len(self._data.arms) > 1:
             blocks.append("Each arm was trained once. Repeat the run to separate differences from chance.")
         return blocks
@@ -301,7 +298,7 @@ class Statement:
             grouped.setdefault(self._component(leak.attack), []).append(leak)
         rows = [self._budget(name, leaks) for name, leaks in grouped.items()]
         for claim in self._data.claims:
-            row = [self._component(claim.attack), self._version, "–", "–", "–"]
+            row = [self._component(claim.attack), self._version, NONE, NONE, NONE]
             if row not in rows:
                 rows.append(row)
         headings = ["Attack", "Version", "Iterations per search", "Reconstructions", "Total time"]
@@ -345,21 +342,16 @@ class Statement:
 
     def _rate(self, finding: Finding) -> list[str]:
         cells = [finding.arm, str(finding.batch)]
-        if finding.state not in ("leaks", "not reconstructed"):
-            return [*cells, "–", finding.state.upper(), "–", "–"]
+        if finding.state not in (State.LEAKS, State.NOT_RECONSTRUCTED):
+            return [*cells, NONE, finding.state.upper(), NONE, NONE]
         if (part := finding.part) and not finding.leaked:
-            read = f"0 of {finding.samples}, {part.samples} in part"
-            return [
-                *cells,
-                read,
-                f"{share(part.recovered)} of the {PARTS[self._data.evidence.criterion.modality]}",
-                "–",
-                attack_text(finding.part_by),
-            ]
-        found = roc.share(finding.leaked, finding.samples)
-        interval = f"{share(found.low)} to {share(found.high)}"
-        by = attack_text(finding.by) if finding.leaked else "–"
-        return [*cells, f"{finding.leaked} of {finding.samples}", share(found.value), interval, by]
+            samples = f"0 of {finding.samples}, {part.samples} in part"
+            rate = f"{share(part.recovered)} of the {PARTS[self._data.evidence.criterion.modality]}"
+            return [*cells, samples, rate, NONE, attack_text(finding.part_by)]
+        leaked = roc.share(finding.leaked, finding.samples)
+        interval = f"{share(leaked.low)} to {share(leaked.high)}"
+        by = attack_text(finding.by) if finding.leaked else NONE
+        return [*cells, f"{finding.leaked} of {finding.samples}", share(leaked.value), interval, by]
 
     def _no_evidence(self, arm: str) -> str:
         """Return a warning that a low figure is no evidence, if the arm is inconclusive or not measured."""
@@ -382,8 +374,8 @@ class Statement:
             return ["NOT MEASURED: no attack returned a reconstruction with a score."]
         mix = self._data.mix
         classes = mix.classes if mix and self._samples.truth else None
-        said = best_reconstruction(row, criterion, f"under arm {row['arm']}", classes)
-        blocks: list[Block] = [f"{one.heading}: {' '.join(one.lines)}" for one in said]
+        entries = best_reconstruction(row, criterion, f"under arm {row['arm']}", classes)
+        blocks: list[Block] = [f"{one.heading}: {' '.join(one.lines)}" for one in entries]
         return [*blocks, *self._shown(row)]
 
     def _shown(self, row: Row) -> Iterator[Block]:
@@ -398,15 +390,15 @@ class Statement:
                 yield Picture(true, rebuilt, near(row), is_image=True)
             elif samples.any:
                 true_words = samples.true_words(found["true"])
-                said = None if true_words is None else " ".join(true_words)
-                yield Picture(said, " ".join(samples.words(found["reconstructed"])), near(row), is_image=False)
+                original = None if true_words is None else " ".join(true_words)
+                yield Picture(original, " ".join(samples.words(found["reconstructed"])), near(row), is_image=False)
             if not is_image and not samples.truth:
                 yield "The hash is left out, because a text or a row can be found from its hash by trying values."
                 continue
             kind = "PNG" if is_image else "one word per line"
-            hashes = {name: _of_sample(found[name], is_image) for name in ("true", "reconstructed")}
-            told = ", ".join(f"{name} {digest}" for name, digest in hashes.items())
-            yield f"SHA-256 ({kind}), to recognise the sample: {told}"
+            hashes = {name: _hash_sample(found[name], is_image) for name in ("true", "reconstructed")}
+            listed = ", ".join(f"{name} {digest}" for name, digest in hashes.items())
+            yield f"SHA-256 ({kind}), to recognise the sample: {listed}"
 
     @property
     def _inferred(self) -> list[Block]:
@@ -422,7 +414,7 @@ class Statement:
             "NOT MEASURED: queries to the finished model (regurgitation, exfiltration, inversion of its outputs). "
             "rayfed attacks the exchange of a training. A model that is published or queried needs its own tests."
         )
-        few = dict.fromkeys(said for claim in self._data.claims if claim.roc for said in unknown_rates_text(claim.roc))
+        few = dict.fromkeys(text for claim in self._data.claims if claim.roc for text in unknown_rates_text(claim.roc))
         headings = ["Arm", "Attack", "Measure", "Value (95 % interval)", "Chance", "Control", "Result"]
         blocks: list[Block] = [Table(headings, rows), AUC_LEGEND] if rows else []
         return [*blocks, [*few, *unmeasured]]
@@ -430,7 +422,7 @@ class Statement:
     @property
     def _measures(self) -> list[Block]:
         arms = [[arm.name, " → ".join(map(component_text, arm.components)) or "none"] for arm in self._data.arms]
-        blocks: list[Block] = [self._told("measures"), Table(["Arm", "Defences"], arms)]
+        blocks: list[Block] = [self._entries("measures"), Table(["Arm", "Defences"], arms)]
         proved, attacks, inferences = self._data.proved, self._data.attacks, self._data.inferences
         images = self._data.evidence.criterion.modality == "pixels"
         trained = self._data.trained
@@ -440,8 +432,8 @@ class Statement:
             blocks.append(none)
         beside = [comparison_text(one) for one in closest_comparisons(compare_bounds(proved, attacks, inferences))]
         uncovered = uncovered_text(attacks_without_bound(self._data.privacy, proved, attacks, inferences))
-        if bounds := bounds_table(self._data.privacy):
-            blocks += [bounds, _BOUNDS]
+        if bounds := bound_rows(self._data.privacy):
+            blocks += [Table(["Arm", "Defence", "Unit", *BOUNDS], bounds), _BOUNDS]
         if beside:
             blocks += ["Measurements closest to their proved bounds:", beside]
         return [*blocks, uncovered] if uncovered else blocks
@@ -487,18 +479,19 @@ class Statement:
         recorded = sessions[-1] | {"weights": sessions[0].get("weights")}
         rows = []
         for part, title in (("code", "Code"), ("data", "Data"), ("weights", "Weights at the start")):
-            of = recorded.get(part) or {}
-            named = ((self._name(part, name, place), one) for place, (name, one) in enumerate(of.items()))
-            rows += [[f"{title}: {name}", str(one)] for name, one in named]
+            hashes = recorded.get(part) or {}
+            for place, (name, digest) in enumerate(hashes.items()):
+                rows.append([f"{title}: {self._name(part, name, place)}", str(digest)])
             if part != "weights":  # weights differ at each resume
-                rows += self._before(part, title, of, sessions)
-            rows += [] if of else [[title, "not recorded by this run"]]
+                rows += self._before(part, title, hashes, sessions)
+            if not hashes:
+                rows.append([title, "not recorded by this run"])
         for name in (SCENARIO, ENVIRONMENT, ABOUT):
             if self.original.exists(name):
                 rows.append([name, sha256(self.original.read_bytes(name)).hexdigest()])
-        rows += [[f"Table {table}", digest] for table in TABLES if (digest := _of_table(self.original, table))]
+        rows += [[f"Table {table}", digest] for table in TABLES if (digest := _hash_table(self.original, table))]
         return [
-            Table(["Item", "SHA-256"], rows),
+            Table(["Item", "SHA-256"], rows, has_hashes=True),
             "The hash of a table is that of the output of “sha256sum TABLE/*.parquet” in the run's folder. To make "
             f"this statement again from the folder: “rayfed statement RUN{' --redact' if self.redacted else ''}”.",
         ]
@@ -530,24 +523,6 @@ def _untested_attacks(specs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield "an attacker that has only the finished model, or queries it (rayfed attacks the updates of a training)"
 
 
-def bounds_table(privacy: Sequence[Row]) -> Table | None:
-    """Return the proved bounds on guesses and membership inference from rows of `privacy`; None without bounds."""
-    rows = [
-        [
-            row["arm"],
-            row["defence"],
-            row["unit"] + ", or another one in its place" * ("replace-one" in row["adjacency"]),
-            *(share_at_most(row[f"rero_{prior}"]) for prior in PRIORS),
-            share_at_most(row["rero_1000"]),
-            share_at_most(row["advantage"]),
-        ]
-        for row in privacy
-        if row.get("advantage") is not None
-    ]
-    headings = ["Arm", "Defence", "Unit", *(f"Prior 1/{n:,}" for n in PRIORS), "TPR at 0.1 % FPR", "TPR − FPR"]
-    return Table(headings, rows) if rows else None
-
-
 def _inference_rows(claim: InferenceResult) -> Iterator[list[str]]:
     """Yield the rows of the table of inferences for one attack on one arm: its AUC and TPRs, or its mean."""
     if found := claim.roc:
@@ -573,13 +548,13 @@ def _inference_rows(claim: InferenceResult) -> Iterator[list[str]]:
         yield [claim.arm, claim.attack, claim.metric.replace("_", " "), "NOT MEASURED", NONE, NONE, "no result"]
 
 
-def _of_table(folder: RunFolder, table: str) -> str | None:
+def _hash_table(folder: RunFolder, table: str) -> str | None:
     """Return the hash over the valid parts of a table; None without parts."""
     lines = [f"{sha256(folder.read_bytes(name)).hexdigest()}  {name}\n" for name in folder.parts(table)]
     return sha256("".join(lines).encode()).hexdigest() if lines else None
 
 
-def _of_sample(sample: Any, is_image: bool) -> str:
+def _hash_sample(sample: Any, is_image: bool) -> str:
     """Return the SHA-256 of an image's bytes, or of words, one per line."""
     return sha256(sample if is_image else "\n".join(sample).encode()).hexdigest()
 

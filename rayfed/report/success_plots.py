@@ -14,7 +14,7 @@ from rayfed.evidence.rows import Row
 from rayfed.evidence.success import CURVE_METRICS, SuccessCurve, group_by_attack, success_curve, success_table
 from rayfed.metrics.base import Metric
 from rayfed.metrics.known import METRICS
-from rayfed.report.svg import DASHES, INK, SERIES, Chart, dash, dashes, line, panels, series, svg
+from rayfed.report.svg import DASHES, INK, SERIES, Chart, dash, dashes, line, panels, series
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,6 @@ class Success:
     """Legend: (attack, dash pattern)."""
     others: int
     """Number of attacks with worse reconstructions that are not drawn."""
-
-    @property
-    def drawing(self) -> str:
-        """Return the chart as an SVG element."""
-        return svg(self.chart)
 
 
 def success_rates(attacks: Sequence[Row], arms: Sequence[str], thresholds: Mapping[str, float]) -> Success | None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import matplotlib
 from cycler import cycler
+from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -140,7 +141,7 @@ def clean(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def svg(chart: Chart) -> str:
+def svg(chart: Chart) -> Markup:
     """Return a chart as an SVG element with a text alternative."""
     buffer = StringIO()
     with matplotlib.rc_context(STYLE):
@@ -157,4 +158,4 @@ def svg(chart: Chart) -> str:
     text = re.sub(r'<g id="[^"]*"', "<g", text)
     for placeholder, variable in _COLOURS.items():
         text = text.replace(placeholder, f"var({variable})")
-    return text.replace("<svg", f'<svg role="img" aria-label="{escape(chart.description)}"', 1)
+    return Markup(text.replace("<svg", f'<svg role="img" aria-label="{escape(chart.description)}"', 1))

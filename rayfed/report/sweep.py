@@ -29,7 +29,7 @@ from rayfed.report.samples import of_sweep
 from rayfed.report.sweep_plots import Curve, curves
 from rayfed.report.text.batch_sizes import label_grid
 from rayfed.report.text.cells import Cell, Column, PageTable
-from rayfed.report.text.formats import NONE, counted, duration, in_words, size
+from rayfed.report.text.formats import NONE, counted, duration, size
 from rayfed.report.text.guarantees import short_keys_text
 from rayfed.report.text.knowledge_pairs import failed_attack_text
 from rayfed.report.text.leakage import LIMITS, leak_text
@@ -57,40 +57,14 @@ class Nearest:
 
 
 @dataclass(frozen=True)
-class Value:
-    """Value in a table that can be sorted, with its text."""
-
-    value: Any
-    text: str
-
-
-@dataclass(frozen=True)
-class TrialRow:
-    """Trial of a sweep under one attack."""
-
-    arm: str
-    trial: str
-    repeat: int
-    seed: int
-    status: str
-    fields: Sequence[Any]
-    """Values of the swept fields."""
-    attack: str
-    measures: Sequence[Value]
-    run: str
-    """Folder of the trial."""
-
-
-@dataclass(frozen=True)
 class TrialSection:
     """Trials of a sweep."""
 
     unfinished: PageTable | None
-    fields: Sequence[str]
-    """Headings of the swept fields."""
+    rows: Sequence[Row]
+    """Outcomes of the sweep."""
     measures: Sequence[str]
-    """Headings of the measures."""
-    trials: Sequence[TrialRow]
+    """Names of the measures in the table."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +139,11 @@ def make_page(sweep: SweepFolder, url: str) -> SweepPage:
         notes=[*failed, f"{leak_text(criterion)} {guess(scenario, rows)} {LIMITS}"],
         labels=label_grid(found),
         curves=lines,
-        trials=_make_trials(rows, unfinished, sweep.fields, explorer),
+        trials=TrialSection(
+            unfinished=_unfinished_table(unfinished, sweep.fields) if unfinished else None,
+            rows=rows,
+            measures=[*axes, "train_seconds"],
+        ),
         costs=_cost_table(rows, arms),
     )
 
@@ -309,33 +287,6 @@ def _pairs(reader: _SampleReader, explorer: Explorer, worst: Collection[tuple[An
 def _psnr(pair: Pair) -> float:
     value = pair.row["psnr"]
     return float(value) if measured(value) else float("-inf")
-
-
-def _make_trials(
-    rows: Sequence[Row], unfinished: Sequence[Row], fields: Sequence[str], explorer: Explorer
-) -> TrialSection:
-    measures = [name for name in (explorer.x, explorer.y, "train_seconds") if name]
-    trials = []
-    for row in rows:
-        trials.append(
-            TrialRow(
-                arm=row["arm"],
-                trial=row["trial"],
-                repeat=row["repeat"],
-                seed=row["seed"],
-                status=row["status"],
-                fields=[row[field] for field in fields],
-                attack=row["attack"] or NONE,
-                measures=[Value(row[name], in_words(name, row[name])) for name in measures],
-                run=row["run"] or NONE,
-            )
-        )
-    return TrialSection(
-        unfinished=_unfinished_table(unfinished, fields) if unfinished else None,
-        fields=[explorer.heading(field) for field in fields],
-        measures=[MEASURES[name].title for name in measures],
-        trials=trials,
-    )
 
 
 def _unfinished_table(rows: Sequence[Row], fields: Sequence[str]) -> PageTable:

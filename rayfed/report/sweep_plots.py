@@ -16,7 +16,7 @@ from matplotlib.transforms import ScaledTranslation
 from rayfed.evidence.settings import Setting
 from rayfed.metrics.measures import MEASURES
 from rayfed.report.plots import FEWEST
-from rayfed.report.svg import SERIES, Chart, clean, dash, dashes, series, short, svg
+from rayfed.report.svg import SERIES, Chart, clean, dash, dashes, series, short
 
 WIDE = 30
 """Minimum ratio of the largest to the smallest value of a field for a logarithmic axis."""
@@ -34,11 +34,6 @@ class Curve:
     """A panel per measure."""
     attacks: list[tuple[str, str]]
     """Legend: (attack, dash pattern)."""
-
-    @property
-    def drawing(self) -> str:
-        """Return the chart as an SVG element."""
-        return svg(self.chart)
 
 
 def curves(settings: Sequence[Setting], measures: Sequence[str], colours: Sequence[str]) -> list[Curve]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import compress
 from statistics import fmean
 from typing import Any
 
@@ -14,12 +14,13 @@ from rich.text import Text
 from rayfed.evidence.attack_results import InferenceResult
 from rayfed.evidence.criteria import Criterion
 from rayfed.evidence.robustness import OpponentResult, RobustnessMatrix
-from rayfed.evidence.rows import labels_given, measured
+from rayfed.evidence.rows import group_rows, labels_given, measured
 from rayfed.evidence.training import ArmSummary
-from rayfed.report.text.formats import NONE, duration, points, share
+from rayfed.report.text.formats import NONE, duration, share
 from rayfed.report.text.leakage import STATES, value_text
 from rayfed.report.text.membership import auc_text
 from rayfed.report.text.reasons import ATTACKERS
+from rayfed.report.text.training import find_quality, quality_text
 from rayfed.store.finding import Finding
 
 STYLES = {"leaks": "red", "inconclusive": "yellow", "not measured": "yellow"}
@@ -39,24 +40,25 @@ def leakage_table(rows: Sequence[Finding], criterion: Criterion) -> Table:
     batches = len({row.batch for row in rows} - {None}) > 1
     unit = "PSNR" if criterion.modality == "pixels" else "share"
     labels = any(row.labels is not None for row in rows)
-    columns = ["arm", "verdict", *["batch"] * batches, f"{criterion.noun}s", f"{unit} mean", "max", "baseline"]
-    made = table(*columns, *["labels"] * labels, left=2)
+    columns = ["arm", "verdict", "batch", f"{criterion.noun}s", f"{unit} mean", "max", "baseline", "labels"]
+    shown = [True, True, batches, True, True, True, True, labels]
+    made = table(*compress(columns, shown), left=2)
     for row in rows:
-        verdict = Text(STATES[row.state], STYLES.get(row.state, ""))
-        figures = (value_text(value, criterion) for value in (row.mean, row.best, row.baseline))
-        recovered = NONE if row.labels is None else f"{100 * row.labels.share:.0f} %"
-        leaked = f"{row.leaked}/{row.samples}" if row.samples else NONE
-        made.add_row(
-            Text(row.arm), verdict, *[str(row.batch or NONE)] * batches, leaked, *figures, *[recovered] * labels
-        )
+        cells: list[str | Text] = [
+            Text(row.arm),
+            Text(STATES[row.state], STYLES.get(row.state, "")),
+            str(row.batch or NONE),
+            f"{row.leaked}/{row.samples}" if row.samples else NONE,
+            *(value_text(value, criterion) for value in (row.mean, row.best, row.baseline)),
+            NONE if row.labels is None else f"{100 * row.labels.share:.0f} %",
+        ]
+        made.add_row(*compress(cells, shown))
     return made
 
 
 def attacks_table(attacks: Sequence[Mapping[str, Any]], criterion: Criterion) -> Table | None:
     """Return the table of attacks, one row per attack and arm; None if there is only one attack."""
-    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
-    for row in attacks:
-        groups[row["attack"], row["arm"]].append(row)
+    groups = group_rows(attacks, "attack", "arm")
     if len({attack for attack, _ in groups}) < 2:
         return None
     unit = "PSNR" if criterion.modality == "pixels" else "share"
@@ -82,29 +84,25 @@ def cost_table(arms: Sequence[ArmSummary], privacy: Mapping[str, str]) -> Table 
     known = [arm for arm in arms if arm.rounds]
     if not known:
         return None
-    quality = next(
-        (name for name in ("accuracy", "error", "perplexity", "iou") if getattr(known[0], name) is not None), ""
-    )
+    quality = find_quality(known)
     simulated = any(arm.simulated for arm in known)
-    columns = [quality] * bool(quality) + ["train s/round", "upload kB/round"] + ["simulated time"] * simulated
-    made = table("arm", *columns, *["epsilon"] * bool(privacy))
+    columns = [quality] if quality else []
+    columns += ["train s/round", "upload kB/round"]
+    if simulated:
+        columns.append("simulated time")
+    if privacy:
+        columns.append("epsilon")
+    made = table("arm", *columns)
     for arm in known:
-        cells = [_quality(arm, quality)] * bool(quality)
+        cells = [quality_text(arm, quality, width=7)] if quality else []
         cells.append(f"{arm.actor_seconds.mean:.2f}" if arm.actor_seconds else NONE)
         cells.append(f"{arm.bytes_up / arm.rounds / 1000:,.0f}")
-        cells += [duration(arm.simulated.seconds) if arm.simulated else NONE] * simulated
-        made.add_row(Text(arm.name), *cells, *[privacy.get(arm.name, NONE)] * bool(privacy))
+        if simulated:
+            cells.append(duration(arm.simulated.seconds) if arm.simulated else NONE)
+        if privacy:
+            cells.append(privacy.get(arm.name, NONE))
+        made.add_row(Text(arm.name), *cells)
     return made
-
-
-def _quality(arm: ArmSummary, name: str) -> str:
-    value = getattr(arm, name)
-    if value is None:
-        return NONE
-    if name == "accuracy":
-        change = "" if arm.accuracy_change is None else f"({points(arm.accuracy_change)})"
-        return f"{share(value)} {change:>7}".rstrip()
-    return share(value) if name == "iou" else f"{value:.4g}"
 
 
 def attackers_table(found: Sequence[Finding], distortions: Mapping[str, float], criterion: Criterion) -> Table:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from math import inf
 from time import monotonic
@@ -22,7 +21,7 @@ from rayfed.evidence.knowledge_pairs import failed_attacks, mark_outdone
 from rayfed.evidence.outcomes import outcomes
 from rayfed.evidence.proved_bounds import attacks_without_bound, closest_comparisons, compare_bounds
 from rayfed.evidence.robustness import robustness_matrix
-from rayfed.evidence.rows import distortions
+from rayfed.evidence.rows import distortions, group_rows
 from rayfed.evidence.settings import settings
 from rayfed.evidence.training import summarise_arms
 from rayfed.evidence.verdicts import RunEvidence, collect_evidence, read_evidence
@@ -85,7 +84,7 @@ class RunView:
         self._attacks: list[dict[str, Any]] = []
         self._inferences: list[dict[str, Any]] = []
         self._scenario: dict[str, Any] = {}
-        self._told = self._heard = 0.0
+        self._printed_at = self._reported_at = 0.0
         self._doing = ""
         self._left = TimeLeft({}, 0.0)
         self._specs: Sequence[AttackSpec] = ()
@@ -98,7 +97,7 @@ class RunView:
         self.noted: Collection[str] = ()
         """Notes that were printed before the run and are not repeated."""
         self._last: dict[str, dict[str, Any]] = {}
-        self._played: list[dict[str, Any]] = []
+        self._round_rows: list[dict[str, Any]] = []
         self._accounted: list[dict[str, Any]] = []
         self._privacy: dict[str, str] = {}
         self._lines = RoundLines(0, 80)
@@ -122,12 +121,12 @@ class RunView:
         If the run is resumed, read the earlier rounds from its folder for the final tables.
         """
         if first_round and self._folder:
-            self._played = self._folder.read_table("rounds").to_pylist()
-            self._last = {row["arm"]: row for row in self._played}
+            self._round_rows = self._folder.read_table("rounds").to_pylist()
+            self._last = {row["arm"]: row for row in self._round_rows}
             self._attacks = self._folder.read_table("attacks").to_pylist()
             self._inferences = self._folder.read_table("inferences").to_pylist()
         self._first = first_round
-        self._began = self._round_began = self._told = monotonic()
+        self._began = self._round_began = self._printed_at = monotonic()
 
     def accounted(self, rows: Sequence[dict[str, Any]]) -> None:
         """Print the privacy guarantees of the arms that have a defence, or why they have none."""
@@ -139,11 +138,19 @@ class RunView:
     def clients_done(self, round: int, done: int, total: int) -> None:
         """Show the number of clients that have finished the round."""
         self._speed = f"{done / max(monotonic() - self._round_began, 1e-9):.1f} clients/s"
-        first = next(iter(self._last.items()), None)
-        of = f"{first[0]}, " if first and len(self._last) > 1 else ""
-        last = first and f" ({of}round {round}: {_loss(first[1], '.3f')}{_tested(first[1], ' acc {:.1%}')})"
-        self._show(f"round {round + 1}/{self._rounds}{last or ''}", done, total, self._speed)
+        self._show(f"round {round + 1}/{self._rounds}{self._last_round(round)}", done, total, self._speed)
         self._now_and_then(f"round {round + 1}/{self._rounds}: {done} of {counted(total, 'client')}, {self._speed}")
+
+    def _last_round(self, number: int) -> str:
+        """Return the results of the first arm in the last round, whose number counts from 1; empty before the first."""
+        if not self._last:
+            return ""
+        arm, row = next(iter(self._last.items()))
+        where = f"{arm}, " if len(self._last) > 1 else ""
+        # a round with Poisson sampling may have no client
+        loss = "no client" if row["train_loss"] is None else f"loss {row['train_loss']:.3f}"
+        accuracy = "" if row.get("test_accuracy") is None else f" acc {row['test_accuracy']:.1%}"
+        return f" ({where}round {number}: {loss}{accuracy})"
 
     def observations_done(self, round: int, done: int, total: int) -> None:
         """Show the number of attack observations (updates) that have been computed in the round."""
@@ -174,7 +181,7 @@ class RunView:
     def trying(self, title: str, number: int, total: int, standing: Standing | None) -> None:
         """Show which attack is being timed before a run (its trial), and the progress of the attack's search."""
         if self._task is None:
-            self._told = monotonic()
+            self._printed_at = monotonic()
             self._begin_bar("trying attacks")
         where = f"trying {title}" + ("" if standing is None else f": {_stands(standing)}")
         self._show(where, number, total, "")
@@ -199,20 +206,20 @@ class RunView:
 
     def _begin_bar(self, description: str) -> None:
         self._bar.start()
-        self._doing, self._heard, self._told = description, monotonic(), monotonic()
+        self._doing, self._reported_at, self._printed_at = description, monotonic(), monotonic()
         self._task = self._bar.add_task(description, total=None, rate="", left="")
 
     def pulse(self) -> None:
         """Print the current step if no progress bar and no recent line shows it. May be called from any thread."""
         if self._doing:
-            silent = monotonic() - self._heard
+            silent = monotonic() - self._reported_at
             since = f"; still running, no progress reported for {_minutes(silent)}" if silent > _EVERY else ""
             self._now_and_then(f"{self._doing}{since}")
 
     def _now_and_then(self, line: str) -> None:
         """Print a line if there is no progress bar and the last line is at least `_EVERY` seconds old."""
-        if self._bar.disable and monotonic() - self._told > _EVERY:
-            self._told = monotonic()
+        if self._bar.disable and monotonic() - self._printed_at > _EVERY:
+            self._printed_at = monotonic()
             self.say(line)
 
     def round_done(
@@ -224,7 +231,7 @@ class RunView:
         """Print the results of a round and one line per attack in the round."""
         self._attacks += attacks
         self._inferences += inferences
-        self._played += rows
+        self._round_rows += rows
         if self._brief:
             return
         with noting_errors(self._note_unprinted):
@@ -241,10 +248,10 @@ class RunView:
         for line in self._lines.lines(rows, self._time_left(rows[0]["round"]) if rows else ""):
             self.say(line)
         noun = NOUNS[modality_of(attacks)]
-        for attack, found in _by_attack(attacks).items():
-            self.say(attack_results_text(attack, found, noun))
-        for attack, found in _by_attack(inferences).items():
-            self.say(attack_results_text(attack, found, "client"))
+        for (attack,), own in group_rows(attacks, "attack").items():
+            self.say(attack_results_text(attack, own, noun))
+        for (attack,), own in group_rows(inferences, "attack").items():
+            self.say(attack_results_text(attack, own, "client"))
 
     def _note_unprinted(self, why: str) -> None:
         self.note(f"part of the summary could not be printed: {why}")
@@ -377,7 +384,7 @@ class RunView:
 
     def _say_cost(self) -> None:
         """Print the cost of each arm, compared with the first."""
-        arms = summarise_arms(list(self._last), self._scenario, self._played, [])
+        arms = summarise_arms(list(self._last), self._scenario, self._round_rows, [])
         first = f", compared with {arms[0].name}" if len(arms) > 1 else ""
         self._say_table(f"Cost{first}", cost_table(arms, self._privacy))
 
@@ -430,21 +437,22 @@ class RunView:
 
     def _warn_of_samples(self) -> None:
         """Print a warning if the run has samples that may not be public."""
-        if self._folder and (said := warning(self._folder)):
-            self.note(said)
+        if self._folder and (text := warning(self._folder)):
+            self.note(text)
 
     def _show(self, description: str, done: int, total: int, rate: str) -> None:
-        self._doing, self._heard = f"{description.strip()}, {done} of {total}", monotonic()
+        self._doing, self._reported_at = f"{description.strip()}, {done} of {total}", monotonic()
         if self._task is not None:
-            said = escape(description)
-            self._bar.update(self._task, description=said, completed=done, total=total, rate=rate)
+            self._bar.update(self._task, description=escape(description), completed=done, total=total, rate=rate)
 
     def _time_left(self, round: int) -> str:
-        played, rest = round + 1 - self._first, self._rounds - round - 1
-        if played == 1:  # the first round includes the imports of all actors
+        finished, rest = round + 1 - self._first, self._rounds - round - 1
+        if finished == 1:  # the first round includes the imports of all actors
             self._began = monotonic()
-        per_round = (monotonic() - self._began) / max(played - 1, 1)
-        left = "done" if not rest else "" if played == 1 else f"{_minutes(per_round * rest)} left"
+        per_round = (monotonic() - self._began) / max(finished - 1, 1)
+        left = "" if finished == 1 else f"{_minutes(per_round * rest)} left"
+        if not rest:
+            left = "done"
         if self._task is not None:
             self._bar.update(self._task, left=left)
         return left
@@ -465,23 +473,6 @@ def _stands(standing: Standing) -> str:
     steps = f"{search}iteration {standing.iteration:,} of {standing.iterations:,}"
     rest = "" if standing.left == inf else f", {_minutes(standing.left)} left for the search"
     return f"{steps}, distance {standing.distance:.3g}{rest}"
-
-
-def _by_attack(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in rows:
-        groups[row["attack"]].append(row)
-    return groups
-
-
-def _loss(row: dict[str, Any], form: str) -> str:
-    """Return the training loss as text; a round with Poisson sampling may have no client."""
-    return "no client" if row["train_loss"] is None else f"loss {row['train_loss']:{form}}"
-
-
-def _tested(row: dict[str, Any], form: str) -> str:
-    """Return the test accuracy as text, empty for a round that was not evaluated."""
-    return "" if row.get("test_accuracy") is None else form.format(row["test_accuracy"])
 
 
 _EVERY = 15.0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
+from math import inf
 from shlex import quote
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -17,16 +19,16 @@ from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.errors import noting_errors
 from rayfed.evidence.knowledge_pairs import failed_attacks, mark_outdone
 from rayfed.evidence.pareto import front
-from rayfed.evidence.settings import Estimate, Setting, by_values, settings, strongest
+from rayfed.evidence.settings import Setting, by_values, settings, strongest, worst_verdict
 from rayfed.metrics.measures import JUDGED
 from rayfed.report.samples import warning
 from rayfed.report.text.batch_sizes import label_grid
 from rayfed.report.text.figures import heading, marked_cell, useless_mark
-from rayfed.report.text.formats import NONE, duration, share
+from rayfed.report.text.formats import MAX_NAMES, NONE, counted, duration, share
 from rayfed.report.text.guarantees import mixed_guarantees_text
 from rayfed.report.text.knowledge_pairs import failed_attack_text
-from rayfed.report.text.lists import MAX_NAMES
-from rayfed.report.text.outcomes import outcome_reason_text
+from rayfed.report.text.leakage import STATES
+from rayfed.report.text.outcomes import outcome_reasons
 from rayfed.report.text.tables import notes_on_marks
 from rayfed.store.finding import State
 
@@ -64,11 +66,8 @@ class SweepView:
         self._trials, self._before, self._began, self._folder = trials, done, monotonic(), folder.files
         before = f", {done} finished before" if done else ""
         swept = scenario.sweep
-        varied = f"{len(swept.fields) or 'no'} field{'s' * (len(swept.fields) != 1)}"
-        self._say(
-            f"[bold]{scenario.name}[/bold]: {trials} trial{'s' * (trials != 1)} over {varied} ({swept.search})"
-            f"{before}; {where}"
-        )
+        size = f"{counted(trials, 'trial')} over {counted(len(swept.fields), 'field')}"
+        self._say(f"[bold]{scenario.name}[/bold]: {size} ({swept.search}){before}; {where}")
         self._say(f"Results: {folder.url}", markup=False)
         self._bar.start()
         self._task = self._bar.add_task("trials", total=trials, left="")
@@ -109,7 +108,7 @@ class SweepView:
         row = max(rows, key=lambda row: row.get("psnr") or 0)
         accuracy = share(row.get("test_accuracy"))
         psnr = NONE if row.get("psnr") is None else f"{row['psnr']:.1f} dB ({row['attack']})"
-        stopped = "  stopped early" * (row["status"] == "stopped")
+        stopped = "  stopped early" if row["status"] == "stopped" else ""
         self._say(f"{what:<40}  accuracy {accuracy:>7}  PSNR {psnr}{stopped}", markup=False)
 
     def finished(self, rows: Sequence[dict[str, Any]], fields: Sequence[str], report: str | None) -> None:
@@ -128,11 +127,14 @@ class SweepView:
     def _say_settings(self, rows: Sequence[dict[str, Any]], fields: Sequence[str]) -> None:
         scenario = SweepFolder(self._folder).scenario if self._folder else None
         found = mark_outdone(settings(rows, fields, scenario=scenario), scenario or {})
-        found.sort(key=lambda one: _mean(one.measures.get("psnr")))
+        found.sort(key=_psnr)
         shown = [name for name in _COLUMNS if any(name in s.measures for s in found)]
         self._say(_table(found, shown))
-        for state, reasons in _reasons(found).items():
-            self._say(f"{state}: {'; '.join(reasons)}", markup=False)
+        attacked = [row for one in found if one.attack for row in one.rows]
+        for state in State:
+            reasons = outcome_reasons(attacked, state)[:MAX_NAMES]
+            if reasons:
+                self._say(f"{state}: {'; '.join(reasons)}", markup=False)
         for note in notes_on_marks(found, shown):
             self._say(note, markup=False)
         for unlike in filter(None, (mixed_guarantees_text(found, name) for name in shown)):
@@ -142,14 +144,14 @@ class SweepView:
         for failed in failed_attacks(found):
             self._say(failed_attack_text(failed), markup=False)
         if self._failed:
-            self._say(f"{self._failed} trial{'s' * (self._failed != 1)} failed; errors are in outcomes.parquet")
+            self._say(f"{counted(self._failed, 'trial')} failed; errors are in outcomes.parquet")
         if self._folder is not None and (bounds := [_BOUNDS[name] for name in shown if name in _BOUNDS]):
             self._say(f"Next: rayfed recommend {quote(self._folder.url)} {' '.join(bounds)}", markup=False)
 
     def warn(self) -> None:
         """Print a warning if the report contains samples that may not be public."""
-        if self._folder and (said := warning(self._folder)):
-            self.note(said)
+        if self._folder and (text := warning(self._folder)):
+            self.note(text)
 
     def _labels(self, found: Sequence[Setting]) -> None:
         """Print the share of recovered labels by batch size, if there are several batch sizes."""
@@ -168,7 +170,7 @@ class SweepView:
             if not best.best:
                 self._say("Pareto-optimal: none, because the accuracy is at chance level or the leakage is unknown")
                 return
-            names = "; ".join(setting.title + " (leaks)" * _leaks(setting) for setting in best.best)
+            names = "; ".join(_title(setting) for setting in best.best)
             self._say(f"Pareto-optimal (PSNR, accuracy): {names}", markup=False)
             self._say(
                 f"Hypervolume: {best.hypervolume():.3f} (1 if one setting has the best PSNR and the best accuracy)"
@@ -185,43 +187,30 @@ class SweepView:
 
 def _table(found: Sequence[Setting], shown: Sequence[str]) -> Table:
     """Return the table of the settings, with the verdict of each."""
-    attacks = len({setting.attack for setting in found if setting.attack}) > 1
     states = _states(found)
-    verdicts = [states.get(setting.identity, NONE) for setting in found]
-    judged = bool(states)
-    table = Table("setting", *["verdict"] * judged, *["attack"] * attacks, *map(heading, shown), box=SIMPLE)
-    for setting, verdict in zip(found, verdicts, strict=True):
-        words = [setting.title + useless_mark(setting), *[verdict] * judged, *[setting.attack or NONE] * attacks]
+    optional = [bool(states), len({setting.attack for setting in found if setting.attack}) > 1]
+    table = Table("setting", *compress(("verdict", "attack"), optional), *map(heading, shown), box=SIMPLE)
+    for setting in found:
+        cells = [states.get(setting.identity, NONE), setting.attack or NONE]
+        words = [setting.title + useless_mark(setting), *compress(cells, optional)]
         table.add_row(*map(Text, words), *(marked_cell(name, setting) for name in shown))
     return table
 
 
 def _states(found: Sequence[Setting]) -> dict[tuple[str, str, str], str]:
-    """Return identity -> verdict of each attacked setting: the worst `State` over all attacks and repeats."""
-    states: dict[tuple[str, str, str], str] = {}
-    for group in by_values(found):
-        own = {row.get("verdict") for one in group if one.attack for row in one.rows}
-        if state := next((state for state in State if state in own), None):
-            states[group[0].identity] = "LEAKS" if state == "leaks" else state
-    return states
+    """Return identity -> verdict of each attacked setting: the worst over all attacks and repeats."""
+    states = {group[0].identity: worst_verdict(group) for group in by_values(found)}
+    return {identity: STATES[state] for identity, state in states.items() if state}
 
 
-def _reasons(found: Sequence[Setting]) -> dict[str, list[str]]:
-    """Return verdict -> reasons, for verdicts that have one."""
-    reasons: dict[str, dict[str, None]] = {}
-    for row in (row for one in found if one.attack for row in one.rows):
-        reason = outcome_reason_text(row)
-        if reason and row.get("verdict"):
-            reasons.setdefault(row["verdict"], {})[reason] = None
-    return {state: list(why)[:MAX_NAMES] for state, why in reasons.items()}
+def _title(setting: Setting) -> str:
+    return f"{setting.title} (leaks)" if worst_verdict([setting]) == State.LEAKS else setting.title
 
 
-def _leaks(setting: Setting) -> bool:
-    return any(row.get("verdict") == "leaks" for row in setting.rows)
-
-
-def _mean(found: Estimate | None) -> float:
-    return found.mean if found else float("inf")
+def _psnr(setting: Setting) -> float:
+    """Return the mean PSNR of a setting, infinity if it is not known."""
+    known = setting.measures.get("psnr")
+    return known.mean if known else inf
 
 
 def _plain(value: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from html import escape
 from io import BytesIO
 from math import isnan
@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rayfed.attacks.base import Reconstruction
+from rayfed.evidence.rows import Row, group_rows
 from rayfed.report.text.samples import NOT_SCORED
 from rayfed.store.folder import RunFolder
 from rayfed.store.images import encode_png
@@ -42,30 +43,25 @@ def write_unscored(folder: RunFolder, title: str, rows: Iterable[dict[str, Any]]
     buffer = BytesIO()
     pq.write_table(table, buffer)
     folder.write_bytes(TABLE, buffer.getvalue())
-    told = "".join(f"<p>{escape(remark)}</p>" for remark in remarks)
-    body = "".join(map(_line, _by_attack(table.to_pylist())))
-    folder.write_text("report.html", _PAGE.format(title=escape(title), said=escape(NOT_SCORED), told=told, body=body))
+    notes = "".join(f"<p>{escape(remark)}</p>" for remark in remarks)
+    body = "".join(map(_line, group_rows(table.to_pylist(), "round", "client", "attack").values()))
+    folder.write_text(
+        "report.html", _PAGE.format(title=escape(title), limits=escape(NOT_SCORED), notes=notes, body=body)
+    )
     return f"{folder.url}/report.html"
 
 
-def _by_attack(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault((row["round"], row["client"], row["attack"]), []).append(row)
-    return list(groups.values())
-
-
-def _line(rows: list[dict[str, Any]]) -> str:
+def _line(rows: Sequence[Row]) -> str:
     one = rows[0]
     loss = "-" if one["objective"] is None else f"{one['objective']:.4g}"
-    said = one["status"] + (f": {one['message']}" if one["message"] else "")
+    status = f"{one['status']}: {one['message']}" if one["message"] else one["status"]
     pictures = "".join(
         f'<img alt="reconstruction {row["sample"]}" title="label {row["label"]}" '
         f'src="data:image/png;base64,{b64encode(row["image"]).decode()}">'
         for row in rows
         if row["image"]
     )
-    cells = (str(one["round"]), str(one["client"]), one["attack"], loss, said)
+    cells = (str(one["round"]), str(one["client"]), one["attack"], loss, status)
     return f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}<td>{pictures}</td></tr>\n"
 
 
@@ -75,7 +71,7 @@ _PAGE = """<!doctype html>
 <style>body{{font:16px/1.5 sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem}}
 td,th{{padding:.3rem .6rem;text-align:left;vertical-align:top;border-bottom:1px solid #ccc}}
 img{{width:96px;image-rendering:pixelated;margin:2px}} strong{{color:#8a4b00}}</style></head>
-<body><h1>{title}</h1><p><strong>{said}</strong></p>{told}
+<body><h1>{title}</h1><p><strong>{limits}</strong></p>{notes}
 <table><thead><tr><th>round</th><th>client</th><th>attack</th><th>loss of the attack</th><th>status</th>
 <th>reconstruction</th></tr></thead><tbody>
 {body}</tbody></table></body></html>

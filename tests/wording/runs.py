@@ -33,6 +33,7 @@ GUARANTEE = {
     "rounds": 5, "defence": "dp_sgd", "delta": 1e-5, "unit": "sample", "adjacency": "one sample added",
     "against": "the server", "mechanism": "noise", "accountant": "pld", "conversion": "exact",
 }  # fmt: skip
+BOUNDS = {"rero_10": 0.39, "rero_100": 0.0924, "rero_1000": 0.0183, "advantage": 0.38}
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ def _defended(folder: str) -> RunFolder:
 def _all_leak(folder: str) -> RunFolder:
     scenario = {"arms": {"bare": [], "noise": NOISE}, "privacy": {"secure": True}, **DATA}
     made = small_run(folder, scenario, "leaks")
-    made.write_part("privacy", 0, [{"arm": "noise", **GUARANTEE, "epsilon": 2.9555, "note": None}])
+    made.write_part("privacy", 0, [{"arm": "noise", **GUARANTEE, **BOUNDS, "epsilon": 2.9555, "note": None}])
     labels = [_image("noise", 9.0, victim=victim, true_label=victim % 2) for victim in range(8)]
     pixels: dict[str, Any] = {"parts_recovered": 0.3, "parts_baseline": 0.05, "parts_evidence": 30.0}
     made.write_part("attacks", 0, [_image("bare", 30.0, batch_size=2), *labels, _image("noise", 9.0, **pixels)])

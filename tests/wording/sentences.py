@@ -31,7 +31,7 @@ from rayfed.metrics.roc import Estimate
 from rayfed.reasons import Reason
 from rayfed.report.text import next_step as next_steps
 from rayfed.report.text.baseline import change_reason_text, change_text
-from rayfed.report.text.captions import played
+from rayfed.report.text.captions import scenario_caption
 from rayfed.report.text.gate import check_text, reason_text
 from rayfed.report.text.membership import IDENTIFICATIONS, rate_text
 from rayfed.report.text.reasons import (
@@ -139,7 +139,7 @@ def _on_runs() -> Iterator[tuple[str, str]]:
     swept = [replace(setting("noise"), rows=[row | best for row in repeats])]
     yield from ((f"sweep verdict {state}", text) for state, text in sweep_verdicts(swept))
     for data in ({"name": "parquet", "train": "/home/me/scans.parquet"}, {"name": "cifar10", "root": "/data"}):
-        yield "caption", played({"model": {"name": "timm", "arch": "vit"}, "data": data})
+        yield "caption", scenario_caption({"model": {"name": "timm", "arch": "vit"}, "data": data})
 
 
 def _scenario(**model: Any) -> dict[str, Any]:

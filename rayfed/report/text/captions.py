@@ -16,7 +16,7 @@ MOST = 4
 """Maximum number of attacks that are described in detail; of more, only the names are listed."""
 
 
-def played(scenario: Mapping[str, Any]) -> str:
+def scenario_caption(scenario: Mapping[str, Any]) -> str:
     """Return a sentence on the scenario's model, data, federation and attacks; empty without a model or data.
 
     For a sweep over other fields than the seed it names only the swept fields.
@@ -27,14 +27,13 @@ def played(scenario: Mapping[str, Any]) -> str:
     if not trained:
         return ""
     federation = scenario.get("federation") or {}
-    counts = {noun: federation.get(f"{noun}s") for noun in ("client", "round")}
-    size = [f"{count} {noun}" + ("" if count == 1 else "s") for noun, count in counts.items() if count]
+    size = [counted(federation[f"{noun}s"], noun) for noun in ("client", "round") if federation.get(f"{noun}s")]
     attacks = scenario.get("attacks") or []
     if len(attacks) > MOST:
-        told = [", ".join(dict.fromkeys(one["name"] for one in attacks))]
+        texts = [", ".join(dict.fromkeys(one["name"] for one in attacks))]
     else:
-        told = [_attack(one) for one in attacks]
-    return "; ".join([", ".join([trained, *size]), *told]) + "."
+        texts = [_attack(one) for one in attacks]
+    return "; ".join([", ".join([trained, *size]), *texts]) + "."
 
 
 def model_and_data_text(scenario: Mapping[str, Any]) -> str:

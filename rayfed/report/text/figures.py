@@ -9,13 +9,16 @@ from rayfed.evidence.settings import Estimate, Setting, of_attacks
 from rayfed.metrics.measures import MEASURES
 from rayfed.privacy.printing import at_most
 from rayfed.report.text.formats import NONE, duration, size
-from rayfed.report.text.marks import FAILED
 
 USELESS = "§"
 """Mark of an arm whose model is useless, in some or all repeats."""
 UNPROVEN, PARTLY, OUTDONE = "†", "¶", "‖"
 """Marks of a leakage value that is no evidence of protection: because of the arm's verdict, because of its verdict in
 some repeats, or because an attacker that knew less reconstructed more."""
+FAILED = "‡"
+"""Mark of a value that includes attacks that diverged or failed."""
+FAILED_LEGEND = f"{FAILED}: the attack diverged or failed on some updates, so the value is no evidence for the defence"
+"""Explanation of the mark; the settings and counts follow it."""
 _UNITS = {"bytes": "MB"}
 """Units of tables that differ from the measure's unit (`rayfed.evidence.figures.SCALES`)."""
 

@@ -1,4 +1,4 @@
-"""Formatting of numbers as text. The report uses the functions as Jinja filters."""
+"""Formatting of numbers as text."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from rayfed.evidence.spread import Spread
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.metrics.known import NOUNS, leading
 from rayfed.metrics.measures import MEASURES
-from rayfed.privacy.printing import at_most, caution, share_at_most
+from rayfed.privacy.printing import at_most, share_at_most
 
 NONE = "–"
 """Text for a value that was not measured."""
+MAX_NAMES = 10
+"""Maximum number of names that a line lists."""
 LEFT_OUT = "left out of this copy"
 """Text of a value, such as the message of an error, that is left out of a copy."""
 _FOUND = {leading(form): noun for form, noun in NOUNS.items() if form != "pixels"}
@@ -132,27 +134,3 @@ def in_words(name: str, value: float | None) -> str:
     if unit == "dB":
         return f"{decibel_mean(value)} dB"
     return {"s": duration, "bytes": size}.get(unit, plain)(value)
-
-
-FILTERS = {
-    function.__name__: function
-    for function in (
-        share,
-        points,
-        decibel,
-        decibel_mean,
-        near,
-        plain,
-        error,
-        fixed,
-        duration,
-        size,
-        counts,
-        mean_size,
-        mean_duration,
-        in_words,
-        at_most,
-        share_at_most,
-        caution,
-    )
-}

@@ -48,10 +48,11 @@ def leakage_title(attacks: Sequence[Row], weights: str) -> str:
     """
     names = list(dict.fromkeys(label_of(row) for row in attacks))
     parts = [", ".join(names) if len(names) <= 2 else f"best of {len(names)} attacks", _attackers(attacks)]
-    observed = list(dict.fromkeys(row["observes"] for row in attacks))
-    if len(observed) == 1:
-        of = f" of {weights}" if observed == ["gradient"] else ""
-        parts.append(f"{_OBSERVED.get(observed[0], observed[0])}{of}")
+    views = {row["observes"] for row in attacks} - {None}
+    if len(views) == 1:
+        view = views.pop()
+        text = _OBSERVED.get(view, view)
+        parts.append(f"{text} of {weights}" if view == "gradient" else text)
     sizes = {row["batch_size"] for row in attacks}
     if len(sizes) == 1:
         parts.append(f"batch size {sizes.pop()}")

@@ -8,7 +8,7 @@ from typing import Any
 from rayfed.evidence.next_step import NextStep, Step, decide_next_step, is_search
 from rayfed.evidence.verdicts import RunEvidence
 from rayfed.reasons import Reason
-from rayfed.report.text.lists import MAX_NAMES
+from rayfed.report.text.formats import MAX_NAMES
 from rayfed.store.folder import SCENARIO
 
 _REASONS = {

@@ -5,7 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rayfed.evidence.proved_bounds import BoundComparison
+from rayfed.evidence.rows import Row
 from rayfed.privacy.printing import share_at_most
+from rayfed.privacy.tradeoff import PRIORS
+
+BOUNDS = (*(f"Prior 1/{prior:,}" for prior in PRIORS), "TPR at 0.1 % FPR", "Membership advantage (TPR − FPR)")
+"""Headings of the proved bounds on guesses and on membership inference."""
+
+
+def bound_rows(privacy: Sequence[Row]) -> list[list[str]]:
+    """Return arm, defence, protected unit and `BOUNDS` of each row of `privacy` with bounds."""
+    rows = []
+    for row in privacy:
+        if row.get("advantage") is None:
+            continue
+        guesses = [row[f"rero_{prior}"] for prior in PRIORS]
+        tpr = row["rero_1000"]  # the same point of the trade-off curve
+        replaced = ", or another one in its place" if "replace-one" in row["adjacency"] else ""
+        bounds = [share_at_most(bound) for bound in (*guesses, tpr, row["advantage"])]
+        rows.append([row["arm"], row["defence"], f"one {row['unit']}{replaced}", *bounds])
+    return rows
 
 
 def measure_text(one: BoundComparison) -> str:

@@ -14,7 +14,6 @@ from rayfed.metrics.measures import MEASURES
 from rayfed.report.text.figures import interval_text, value_text
 from rayfed.report.text.formats import NONE, counted
 from rayfed.report.text.guarantees import setting_guarantee_text
-from rayfed.report.text.marks import count_text
 from rayfed.report.text.settings import partly_inconclusive_text, weakness_text
 from rayfed.report.text.tables import CUT, SINGLE
 from rayfed.store.finding import State
@@ -107,10 +106,9 @@ def _on_failed_attacks(found: Recommendation) -> list[str]:
     if any(check.bound.on_attacks for check in checks):
         for one in found.chosen.settings:
             if one.unanswered[0]:
-                count = count_text(*one.unanswered)
-                lines.append(
-                    f"{one.attack}: diverged or failed on {count} updates. The result may underestimate leakage."
-                )
+                failed, attacked = one.unanswered
+                count = f"{failed} of {attacked} updates"
+                lines.append(f"{one.attack}: diverged or failed on {count}. The result may underestimate leakage.")
     if any(check.setting and check.estimate is None for check in checks):
         lines.append("Updates are hidden from these attacks. The sum of the updates was not attacked.")
     return lines

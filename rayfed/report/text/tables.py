@@ -9,10 +9,18 @@ from rayfed.errors import UserError, nearest
 from rayfed.evidence.figures import SHOWN, best_rows, seeds_differ
 from rayfed.evidence.settings import Estimate, Setting, of_attacks
 from rayfed.metrics.measures import MEASURES
-from rayfed.report.text.figures import OUTDONE, PARTLY, UNPROVEN, USELESS, heading, marked_cell, useless_mark
+from rayfed.report.text.figures import (
+    FAILED_LEGEND,
+    OUTDONE,
+    PARTLY,
+    UNPROVEN,
+    USELESS,
+    heading,
+    marked_cell,
+    useless_mark,
+)
 from rayfed.report.text.formats import NONE
 from rayfed.report.text.guarantees import mixed_guarantees_text
-from rayfed.report.text.marks import FAILED_LEGEND, count_text
 from rayfed.report.text.settings import UNFINISHED
 
 OF_TWO = "For two {}, both values follow the mean in brackets, as they are too few for an interval."
@@ -217,5 +225,6 @@ def _notes_on_failed(settings: Sequence[Setting], shown: Sequence[str]) -> list[
     broken: dict[str, None] = {}
     for one in settings:
         if one.unanswered[0]:
-            broken[f"{one.title} under {one.attack} on {count_text(*one.unanswered)}"] = None
+            failed, attacked = one.unanswered
+            broken[f"{one.title} under {one.attack} on {failed} of {attacked}"] = None
     return [f"{FAILED_LEGEND}: {'; '.join(broken)}."] if broken else []

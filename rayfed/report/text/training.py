@@ -6,7 +6,29 @@ from collections.abc import Sequence
 
 from rayfed.evidence.label_mix import LabelMix
 from rayfed.evidence.training import ArmSummary
-from rayfed.report.text.formats import counted, points, share
+from rayfed.report.text.formats import NONE, counted, points, share
+
+QUALITIES = {"accuracy": "Test accuracy", "error": "Mean absolute error", "perplexity": "Perplexity", "iou": "IoU"}
+"""Titles of the measures of a model's quality, by field of `ArmSummary`; a run shows the first that is known."""
+
+
+def find_quality(arms: Sequence[ArmSummary]) -> str:
+    """Return the measure of quality that an arm has; empty if no arm was evaluated."""
+    return next((name for name in QUALITIES if any(getattr(arm, name) is not None for arm in arms)), "")
+
+
+def quality_text(arm: ArmSummary, name: str, width: int = 0) -> str:
+    """Return a measure of quality; for the accuracy also the difference to the first arm in percentage points.
+
+    `width` is the minimum width of the difference, which aligns the accuracies in a column.
+    """
+    value = getattr(arm, name)
+    if value is None:
+        return NONE
+    if name == "accuracy" and arm.accuracy_change is not None:
+        change = f"({points(arm.accuracy_change)})"
+        return f"{share(value)} {change:>{width}}"
+    return share(value) if name in ("accuracy", "iou") else f"{value:.4g}"
 
 
 def quality_note(arm: ArmSummary, arms: Sequence[ArmSummary]) -> str:
@@ -41,12 +63,13 @@ def _accuracy_note(arm: ArmSummary, arms: Sequence[ArmSummary]) -> str:
 
 def extent_text(planned: int | None, arms: Sequence[ArmSummary], mix: LabelMix | None) -> str:
     """Return the extent of a run: rounds, clients and arms; `planned` is None if it is not recorded."""
-    played = max((arm.rounds for arm in arms), default=0)
+    finished = max((arm.rounds for arm in arms), default=0)
     if planned == 0:
         text = "Attacks on updates"
     else:
-        of = f"{played} of " if planned and planned != played else ""
-        text = f"{of}{counted(planned or played, 'round')} of training"
+        text = f"{counted(planned or finished, 'round')} of training"
+        if planned and planned != finished:
+            text = f"{finished} of {text}"
     if mix:
         text += f" {'of' if planned == 0 else 'with'} {counted(len(mix.clients), 'client')}"
     if len(arms) > 1:

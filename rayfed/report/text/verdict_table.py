@@ -9,10 +9,11 @@ from rayfed.evidence.rows import Row, distortions
 from rayfed.evidence.training import ArmSummary
 from rayfed.evidence.verdicts import RunEvidence
 from rayfed.report.text.findings import PARTS
-from rayfed.report.text.formats import NONE, points, share
+from rayfed.report.text.formats import NONE
 from rayfed.report.text.guarantees import epsilons
-from rayfed.report.text.leakage import STATES, caveats, leakage_title, legend, reasons, value_text
-from rayfed.report.text.verdicts import inferences_text
+from rayfed.report.text.leakage import LIMITS, STATES, caveats, leakage_title, legend, reasons, value_text
+from rayfed.report.text.training import QUALITIES, find_quality, quality_text
+from rayfed.report.text.verdicts import guess, inferences_text
 from rayfed.store.finding import Finding, State
 
 
@@ -38,7 +39,7 @@ class VerdictTable:
     judged: bool
     """Whether the first column has the verdicts."""
     legend: Sequence[str]
-    """Meaning of the words and units."""
+    """Meaning of the words and units, the baseline, and limits of all verdicts."""
 
 
 def verdict_table(
@@ -57,13 +58,15 @@ def verdict_table(
     explanations = legend(rows, attacks, criterion) if attacks else []
     if any(verdict.inferences for verdict in evidence.verdicts):
         explanations.append("Inference: maximum over the attacks. Intervals, chance and control are listed below.")
+    if attacks:
+        explanations.append(guess(evidence.scenario, attacks))
     return VerdictTable(
         title=leakage_title(attacks, weights) if attacks else "",
         headings=list(columns),
         rows=lines,
         reasons=texts if judged else [],
         judged=judged,
-        legend=explanations,
+        legend=[*explanations, LIMITS],
     )
 
 
@@ -71,18 +74,19 @@ def _columns(
     evidence: RunEvidence, arms: Sequence[ArmSummary], privacy: Sequence[Row], judged: bool
 ) -> dict[str, Mapping[str, str]]:
     """Return the cells of each column by arm, for columns with a value."""
-    columns: dict[str, Mapping[str, str]] = _of_attacks(evidence) if judged else {}
+    columns: dict[str, Mapping[str, str]] = _attack_columns(evidence) if judged else {}
     columns["Inference"] = {each.arm: inferences_text(each) for each in evidence.verdicts if each.inferences}
-    quality = _quality(arms)
-    if not quality:
+    quality = find_quality(arms)
+    if quality:
+        columns[QUALITIES[quality]] = {arm.name: quality_text(arm, quality) for arm in arms}
+    else:
         changes = distortions(evidence.attacks)
-        quality = {"Distortion": {arm: f"{distortion:.3f}" for arm, distortion in changes.items()}}
-    columns |= quality
+        columns["Distortion"] = {arm: f"{distortion:.3f}" for arm, distortion in changes.items()}
     columns["Epsilon"] = epsilons(privacy)
     return {heading: cells for heading, cells in columns.items() if set(cells.values()) - {"", NONE}}
 
 
-def _of_attacks(evidence: RunEvidence) -> dict[str, Mapping[str, str]]:
+def _attack_columns(evidence: RunEvidence) -> dict[str, Mapping[str, str]]:
     """Return the columns on reconstructions and labels; figures are those of the batch size with the worst state."""
     criterion, sizes = evidence.criterion, sorted({row["batch_size"] for row in evidence.attacks})
     unit = "Max PSNR (dB)" if criterion.modality == "pixels" else f"Max share of {PARTS[criterion.modality]}"
@@ -99,7 +103,7 @@ def _of_attacks(evidence: RunEvidence) -> dict[str, Mapping[str, str]]:
         },
         unit: {arm: value_text(row.best, criterion) for arm, row in worst.items()},
         "Baseline": {arm: value_text(row.baseline, criterion) for arm, row in worst.items()},
-        "Labels recovered": {arm: f"{100 * max(found):.0f} %" for arm, found in labels.items() if found},
+        "Labels recovered": {arm: f"{100 * max(shares):.0f} %" for arm, shares in labels.items() if shares},
     }
 
 
@@ -110,21 +114,9 @@ def _worst(rows: Sequence[Finding]) -> Finding:
 
 def _leaked(rows: Sequence[Finding], several: bool) -> str:
     """Return the number of samples that leaked, for each batch size."""
-    counts = [f"{row.leaked} of {row.samples}" + f" at batch size {row.batch}" * several for row in rows if row.samples]
+    counts = []
+    for row in rows:
+        if row.samples:
+            batch = f" at batch size {row.batch}" if several else ""
+            counts.append(f"{row.leaked} of {row.samples}{batch}")
     return ", ".join(counts)
-
-
-def _quality(arms: Sequence[ArmSummary]) -> dict[str, Mapping[str, str]]:
-    """Return the column of the model's quality; empty if no arm was evaluated."""
-    if any(arm.accuracy is not None for arm in arms):
-        return {"Test accuracy": {arm.name: _accuracy(arm) for arm in arms}}
-    for name, title in (("error", "Mean absolute error"), ("perplexity", "Perplexity"), ("iou", "IoU")):
-        values = {arm.name: getattr(arm, name) for arm in arms if getattr(arm, name) is not None}
-        if values:
-            return {title: {arm: share(v) if name == "iou" else f"{v:.4g}" for arm, v in values.items()}}
-    return {}
-
-
-def _accuracy(arm: ArmSummary) -> str:
-    change = "" if arm.accuracy_change is None else f" ({points(arm.accuracy_change)})"
-    return f"{share(arm.accuracy)}{change}"

@@ -11,60 +11,58 @@ from rayfed.evidence.rows import Row
 from rayfed.evidence.verdicts import Verdict, criterion_of
 from rayfed.reasons import Reason
 from rayfed.report.text.findings import labels_beyond_text
-from rayfed.report.text.lists import MAX_NAMES
+from rayfed.report.text.formats import MAX_NAMES
 from rayfed.report.text.reasons import REASONS
 from rayfed.store.finding import State
 
 
-def headline(scenario: Mapping[str, Any], told: Sequence[Verdict]) -> list[str]:
+def headline(scenario: Mapping[str, Any], verdicts: Sequence[Verdict]) -> list[str]:
     """Return a summary of the verdicts: the arms in each state with their number, and arms that leak labels only."""
     lines = []
-    for states, one, many in _ANSWERS:
-        arms = [
-            f"{verdict.arm} (no defence)" if is_undefended(scenario, verdict.arm) else verdict.arm
-            for verdict in told
-            if verdict.state in states and not verdict.only_inferences
-        ]
+    for state, one, many in _STATES:
+        arms = [verdict.arm for verdict in verdicts if verdict.state == state and not verdict.only_inferences]
         if arms:
-            of = f"{len(arms)} of {len(told)} arms {one if len(arms) == 1 else many}"
+            names = [f"{arm} (no defence)" if is_undefended(scenario, arm) else arm for arm in arms[:MAX_NAMES]]
             more = f" and {len(arms) - MAX_NAMES} more" if len(arms) > MAX_NAMES else ""
-            lines.append(f"{of}: {', '.join(arms[:MAX_NAMES])}{more}.")
-    if alone := [verdict.arm for verdict in told if verdict.only_inferences]:
-        why = REASONS[Reason.NO_RECONSTRUCTION_ATTACK]
-        lines.append(f"{len(alone)} of {len(told)} arms: {why}; see the inferences of each arm.")
-    return [*lines, *labels_alone(told)]
+            verb = one if len(arms) == 1 else many
+            lines.append(f"{len(arms)} of {len(verdicts)} arms {verb}: {', '.join(names)}{more}.")
+    unknown = [verdict for verdict in verdicts if verdict.only_inferences]
+    if unknown:
+        reason = REASONS[Reason.NO_RECONSTRUCTION_ATTACK]
+        lines.append(f"{len(unknown)} of {len(verdicts)} arms: {reason}; see the inferences of each arm.")
+    return [*lines, *_labels_only(verdicts)]
 
 
-def labels_alone(told: Sequence[Verdict]) -> list[str]:
+def _labels_only(verdicts: Sequence[Verdict]) -> list[str]:
     """Return a sentence on the arms that leak labels but no samples; empty if there are none."""
-    alike: dict[str, list[str]] = {}
-    for verdict in told:
+    arms_by_labels: dict[str, list[str]] = {}
+    for verdict in verdicts:
         labels = labels_beyond_text(verdict.findings)
         if labels and verdict.state != State.LEAKS:
-            alike.setdefault(labels, []).append(verdict.arm)
-    if not alike:
+            arms_by_labels.setdefault(labels, []).append(verdict.arm)
+    if not arms_by_labels:
         return []
-    read = [f"{', '.join(arms)}, {'each ' if len(arms) > 1 else ''}{found}" for found, arms in alike.items()]
-    shown = "; ".join(read[:MAX_NAMES])
-    more = f"; and {sum(map(len, list(alike.values())[MAX_NAMES:]))} more" if len(read) > MAX_NAMES else ""
-    return [f"Labels were recovered beyond the baseline, but no samples: {shown}{more}."]
+    texts = []
+    for labels, arms in arms_by_labels.items():
+        each = "each " if len(arms) > 1 else ""
+        texts.append(f"{', '.join(arms)}, {each}{labels}")
+    rest = sum(map(len, list(arms_by_labels.values())[MAX_NAMES:]))
+    more = f"; and {rest} more" if rest else ""
+    return [f"Labels were recovered beyond the baseline, but no samples: {'; '.join(texts[:MAX_NAMES])}{more}."]
 
 
-_ANSWERS: tuple[tuple[tuple[State, ...], str, str], ...] = (
-    ((State.LEAKS,), "leaks", "leak"),
-    ((State.NOT_MEASURED,), "was not measured", "were not measured"),
+_STATES = (
+    (State.LEAKS, "leaks", "leak"),
+    (State.NOT_MEASURED, "was not measured", "were not measured"),
+    (State.INCONCLUSIVE, "is inconclusive", "are inconclusive"),
     (
-        (State.INCONCLUSIVE,),
-        "is inconclusive",
-        "are inconclusive",
-    ),
-    (
-        (State.NOT_RECONSTRUCTED,),
+        State.NOT_RECONSTRUCTED,
         "was not reconstructed by these attacks",
         "were not reconstructed by these attacks",
     ),
-    ((State.NOTHING_TO_ATTACK,), "sends nothing to attack", "send nothing to attack"),
+    (State.NOTHING_TO_ATTACK, "sends nothing to attack", "send nothing to attack"),
 )
+"""Each state with its text for one arm and for several arms."""
 
 
 def inferences_text(verdict: Verdict) -> str:

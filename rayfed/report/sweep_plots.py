@@ -29,7 +29,6 @@ class Curve:
     """Chart of the measures of one arm as functions of one swept field."""
 
     arm: str
-    field: str
     chart: Chart
     """A panel per measure."""
     attacks: list[tuple[str, str]]
@@ -95,7 +94,7 @@ def _curve(arm: str, path: str, settings: Sequence[Setting], measures: Sequence[
         keys.append((name, dash(SERIES * number)))
     size = (3.4, 0.6 + 1.75 * max(len(lines), 1))
     chart = Chart(f"field-{arm}-{path}", f"{titles} by {path} in arm {arm}", size, draw, rows, legend)
-    return Curve(arm, path, chart, keys)
+    return Curve(arm, chart, keys)
 
 
 def _lines(

@@ -17,6 +17,9 @@ from rayfed.evidence.training import rounds_after_warm_up, summarise_arms
 from rayfed.evidence.verdicts import run_findings
 from rayfed.metrics import roc
 from rayfed.metrics.measures import MEASURES, extreme_of, measure_of
+from rayfed.reasons import Reason
+from rayfed.report.text.outcomes import outcome_reasons
+from rayfed.store.finding import State
 from rayfed.store.folder import RunFolder
 from tests.result_fixtures import BATCH, SIGMA, attacked, outcome, small_run, small_sweep
 
@@ -313,3 +316,9 @@ def test_a_damaged_scenario_is_named(tmp_path: Path) -> None:
     folder.write_text("scenario.yaml", "just words")
     with pytest.raises(RunError, match="should contain `key: value` pairs, not str"):
         SweepFolder.open(folder.url)
+
+
+def test_a_reason_explains_a_verdict_and_not_the_result_of_an_attack_that_reconstructed_nothing() -> None:
+    row = {"result": State.NOT_RECONSTRUCTED, "verdict": State.INCONCLUSIVE, "doubt": Reason.ADAPTIVE_NOT_CONVERGED}
+    explained = {state: outcome_reasons([row], state) for state in State}
+    assert [state for state in State if explained[state]] == [State.INCONCLUSIVE]

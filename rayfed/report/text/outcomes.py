@@ -9,7 +9,7 @@ from rayfed.evidence.outcomes import FINDINGS
 from rayfed.evidence.rows import Row
 from rayfed.reasons import Reason
 from rayfed.report.text.reasons import REASONS, doubt_text, no_results_text, not_run_text
-from rayfed.store.finding import Finding
+from rayfed.store.finding import Finding, State
 from rayfed.store.schemas import WANT_OF_TIME
 
 
@@ -31,10 +31,14 @@ def outcome_reason_text(row: Row) -> str:
 
 
 def outcome_reasons(rows: Iterable[Row], state: str) -> list[str]:
-    """Return the distinct reasons of rows with this result or verdict."""
+    """Return the distinct reasons of rows with this result or verdict.
+
+    A row that is not reconstructed may have a reason: it explains an inconclusive verdict, not the result.
+    """
     found: dict[str, None] = {}
     for row in rows:
-        if state in (row.get("result"), row.get("verdict")) and (text := outcome_reason_text(row)):
+        explained = {row.get("result"), row.get("verdict")} - {State.NOT_RECONSTRUCTED}
+        if state in explained and (text := outcome_reason_text(row)):
             found[text] = None
     return list(found)
 

@@ -125,10 +125,10 @@ class Defence:
     post_processes: ClassVar[bool] = False
     """Whether the defence reads only the values to be sent and never the data. The guarantee of an earlier defence in
     the pipeline then still holds."""
-    nothing_to_undo: ClassVar[bool] = False
-    """Whether the sent values depend only on the update and on fresh randomness, applied to all values or to none. An
-    attacker with the defence's code can then undo nothing, so an adaptive attack is not needed. Counts only for
-    built-in defences."""
+    latent: ClassVar[bool] = False
+    """Whether the declaration ignores something that the attacker does not know, such as random numbers that are not
+    in `log_likelihood`, or other samples of the client. A search can then not be compared with the true samples, so the
+    verdict is at best inconclusive."""
     private_epochs: int = 0
     """Epochs over a client's data that train only its private layers, run whenever new global weights arrive."""
 
@@ -172,6 +172,34 @@ class Defence:
     def overrides(self, *hooks: str) -> bool:
         """Return whether the defence overrides any of the given hooks (method names)."""
         return any(getattr(type(self), hook) is not getattr(Defence, hook) for hook in hooks)
+
+    @property
+    def is_declared(self) -> bool:
+        """Return whether the defence declares what it does, in the class that does it or in a subclass of it."""
+        hooks = [hook for hook in _CHANGES if self.overrides(hook)]
+        declared = _place(type(self), "transform"), _place(type(self), "transform_data")
+        return all(min(declared) <= _place(type(self), hook) for hook in hooks)
+
+    def transform(self, task: Task, tensors: Named) -> Named:
+        """Declare what the defence sends for the tensors of a gradient or update, without its noise.
+
+        The result is differentiable with respect to the tensors. A defence that rounds or removes values returns its
+        exact values with the derivative of the identity (`rayfed.defences.declarations.straight_through`). `task` is
+        the attacker's: its own samples and random numbers, no state. If the defence is `samplewise`, each tensor has
+        the gradients of the samples along a first dimension.
+        """
+        return tensors
+
+    def log_likelihood(self, task: Task, sent: Named, expected: Named) -> Named:
+        """Declare the noise: the log density of each sent value, for the result `expected` of `transform`.
+
+        Terms that do not depend on `expected` may be left out. Not to be overridden by a defence without noise.
+        """
+        raise NotImplementedError
+
+    def transform_data(self, task: Task, batch: Batch) -> Batch:
+        """Declare the samples on which the client trains instead of a batch, differentiable with respect to them."""
+        return batch
 
     def calibrated(self, setting: Setting, accountant: Method | None) -> Defence:
         """Return a copy with the noise that the defence's epsilon needs in this run; the defence itself if none is set.
@@ -217,3 +245,12 @@ class Defence:
         `error` is the standard error of each value: 0 if all updates agreed.
         """
         return self.exposed(mean)
+
+
+_CHANGES = "adapt_model", "wrap_data", "wrap_gradient", "wrap_update"
+"""Hooks that change what a client sends; a defence that overrides one of them declares the change."""
+
+
+def _place(defence: type, hook: str) -> int:
+    """Return the position, in the order of method resolution, of the class that defines a hook."""
+    return next(place for place, owner in enumerate(defence.__mro__) if hook in vars(owner))

@@ -1,0 +1,218 @@
+"""Observation model of an update: what the victim's defences do to a gradient, as the attacker knows it.
+
+The model is composed of the declarations of the defences: `transform_data`, `transform` and `log_likelihood`
+(`rayfed.defences.base.Defence`). Defences of gradients come first, then those of updates, each in the order of the
+scenario. At most one of them may add noise; a later one may only remove values.
+
+If a defence declares nothing, its code is run in place of the declaration. The search may then find the sample, but its
+end says nothing about the true sample.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from rayfed.client.grants.defence import LeftAlone
+from rayfed.client.local import data_method, gradient_method, wrap_updates
+from rayfed.defences.base import Batch, Defence, Task
+from rayfed.gradients import clipped, flatten, unflatten
+from rayfed.reasons import Reason
+from rayfed.update import Named, Observation, Update
+
+_STEP, _CURVED = 0.1, 0.25
+"""Step of the test of the derivative, in standard deviations of the gradient, and largest relative error."""
+
+
+@dataclass(frozen=True)
+class ObservationModel:
+    """How an update arises from samples, as far as the victim's defences say."""
+
+    defences: tuple[Defence, ...]
+    """Defences built for the attacker, so that they hold nothing of the victim."""
+    clients_per_round: int = 1
+    approximate: bool = False
+    """Whether the true samples need not have the largest likelihood, so that a search cannot be compared with them."""
+    reason: Reason | None = None
+    """Reason why the model says nothing about the true sample; None if the declarations are complete and correct."""
+    detail: str = ""
+    """What the reason is about, such as the name of a defence."""
+
+    @cached_property
+    def stages(self) -> tuple[Defence, ...]:
+        """Return the defences of tensors in the order in which they act."""
+        own = [defence for defence in self.defences if defence.overrides("wrap_gradient", "wrap_update")]
+        return tuple(sorted(own, key=lambda defence: not defence.overrides("wrap_gradient")))
+
+    @property
+    def noise(self) -> Defence | None:
+        """Return the last defence that adds noise; None if none does."""
+        return next((stage for stage in reversed(self.stages) if adds_noise(stage)), None)
+
+    @property
+    def samplewise(self) -> bool:
+        """Return whether a defence changes the gradient of each sample."""
+        return any(stage.samplewise for stage in self.stages)
+
+    @property
+    def is_exact(self) -> bool:
+        """Return whether the true samples have the largest likelihood."""
+        return not self.approximate and self.reason is None
+
+    def task(self, observation: Observation, model: nn.Module, inputs: Tensor, labels: Tensor, seed: int = 0) -> Task:
+        """Return the victim's task with samples (N, *shape) and random numbers of the attacker, and without state."""
+        public = observation.extra.get("public")
+        return Task(
+            client=observation.victim,
+            round=observation.round,
+            model=model,
+            weights={name: tensor.clone() for name, tensor in observation.weights.items()},
+            buffers={name: tensor.clone() for name, tensor in observation.buffers.items()},
+            data=Batch(inputs, labels, places=torch.arange(len(labels), device=labels.device)),
+            generator=torch.Generator().manual_seed(seed),
+            order=seed,
+            public=Batch(*public) if public else None,
+            classes=observation.classes,
+            batch_size=observation.batch_size,
+            clients_per_round=self.clients_per_round,
+        )
+
+    def blank_task(self, observation: Observation, model: nn.Module, seed: int = 0) -> Task:
+        """Return the victim's task with blank samples."""
+        samples = observation.batch_size
+        device = next(iter(observation.weights.values())).device
+        shape = observation.places or ((observation.classes,) if observation.has_numbers else ())
+        labels = torch.zeros(samples, *shape, dtype=torch.float32 if observation.has_numbers else torch.int64)
+        inputs = observation.sample.blank(samples)
+        return self.task(observation, model, inputs.to(device), labels.to(device), seed)
+
+    def train_on(self, task: Task) -> Batch:
+        """Return the samples on which a client with the task trains."""
+        batch = task.data
+        for defence in self.defences:
+            if defence.overrides("transform_data"):
+                batch = defence.transform_data(task, batch)
+            elif defence.overrides("wrap_data"):
+                batch = data_method([defence])(task.replace(data=batch))
+        return batch
+
+    def expect(self, task: Task, gradient: Named, observation: Observation, all_stages: bool = False) -> Named:
+        """Return the update for a gradient, without noise.
+
+        The gradient is that of each sample, along a first dimension, if a defence is `samplewise`. Unless `all_stages`,
+        the last defences that only remove values are left out (`sent_values`).
+        """
+        tensors, of_update = gradient, False
+        for stage in self.stages if all_stages else self.stages[: self._removing]:
+            if not stage.overrides("wrap_gradient") and not of_update:
+                tensors, of_update = _as_update(tensors, observation), True
+            tensors = self._transform(stage, task, tensors)
+        return tensors if of_update else _as_update(tensors, observation)
+
+    def sent_values(self, update: Named, observation: Observation) -> Named:
+        """Return masks of the values that the last defences, which only remove values, have sent."""
+        removing = self.stages[self._removing :]
+        whole = Update(observation.victim, observation.round, update, {}, observation.batch_size, loss=0.0)
+        return LeftAlone(removing)(whole)
+
+    def log_likelihood(self, task: Task, update: Named, expected: Named, observation: Observation) -> float | None:
+        """Return the log density of an update for the result of `expect`; None without noise."""
+        if self.noise is None:
+            return None
+        values = self.noise.log_likelihood(task, update, expected)
+        masks = self.sent_values(update, observation)
+        parts = [torch.where(masks[name].to(values[name].device), values[name], 0.0).sum() for name in values]
+        return float(torch.stack([part.double().cpu() for part in parts]).sum())
+
+    def run(self, task: Task, gradient: Named) -> Named:
+        """Return the update that the defences' code sends for a gradient, with the random numbers of the task."""
+        loss = torch.zeros(())
+        return run_defences(self.stages, task, gradient, loss).tensors
+
+    def changes_values(self, observation: Observation, model: nn.Module) -> bool:
+        """Return whether a search has to pass through the defences: they change values, and have a derivative.
+
+        Values that are only removed can be seen in the update, which the matching attacks use without this model.
+        """
+        if self.samplewise and observation.batch_size > 1:
+            return False
+        task = self.blank_task(observation, model)
+        like, draw = flatten(task.weights), torch.Generator().manual_seed(0)
+        one, step = (torch.randn(len(like), generator=draw).to(like).double() for _ in range(2))
+
+        def sent(values: Tensor) -> Tensor:
+            return flatten(self.through(task, unflatten(values, task.weights), observation)).double()
+
+        try:
+            with torch.enable_grad():
+                return _has_slope(sent, one.requires_grad_(), step * _STEP, observation.scale)
+        except Exception:  # code of users may raise anything for double precision
+            return False
+
+    def through(self, task: Task, gradient: Named, observation: Observation) -> Named:
+        """Return the update for a gradient, divided by its scale and differentiable with respect to the gradient."""
+        fresh = task.replace(generator=torch.Generator().manual_seed(0), state={})
+        if self.samplewise:  # of a single sample
+            gradient = {name: tensor[None] for name, tensor in gradient.items()}
+        with warnings.catch_warnings(action="ignore"):  # PyTorch warns if code makes a number of a tensor with a graph
+            sent = self.expect(fresh, gradient, observation)
+        return {name: tensor / observation.scale for name, tensor in sent.items()}
+
+    @property
+    def _removing(self) -> int:
+        """Return the place of the first of the last defences that only remove values, which shows in the update."""
+        place = len(self.stages)
+        while place and self.stages[place - 1].overrides("exposed") and not adds_noise(self.stages[place - 1]):
+            place -= 1
+        return place
+
+    def _transform(self, stage: Defence, task: Task, tensors: Named) -> Named:
+        """Return what a defence makes of tensors, by its declaration or else by its code."""
+        if stage.is_declared:
+            return stage.transform(task, tensors)
+        return run_defences([stage], task, tensors, torch.zeros(())).tensors
+
+
+def adds_noise(defence: Defence) -> bool:
+    """Return whether a defence declares noise."""
+    return defence.overrides("log_likelihood")
+
+
+def run_defences(defences: Sequence[Defence], task: Task, gradient: Named, loss: Tensor) -> Update:
+    """Return the update that the code of defences sends, with `gradient` in place of the gradient of the samples."""
+
+    def computed(inner: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
+        return gradient, loss
+
+    def update(task: Task) -> Update:
+        tensors, _ = gradient_method(defences, computed)(task, task.weights, task.data)
+        return Update(task.client, task.round, tensors, task.buffers, len(task.data.labels), loss=0.0)
+
+    return wrap_updates(update, defences)(task)
+
+
+def _as_update(gradient: Named, observation: Observation) -> Named:
+    """Return the update of one local step with a gradient."""
+    local = observation.local
+    if local.clip_norm is not None:
+        gradient = clipped(gradient, local.clip_norm)
+    if local.weight_decay:
+        gradient = {name: g + local.weight_decay * observation.weights[name].to(g) for name, g in gradient.items()}
+    return gradient if observation.scale == 1 else {name: observation.scale * g for name, g in gradient.items()}
+
+
+def _has_slope(sent: object, one: Tensor, step: Tensor, scale: float) -> bool:
+    """Return whether a function of vectors changes them, and has a derivative that predicts its values."""
+    assert callable(sent)
+    made = sent(one)
+    if torch.equal(made, one):
+        return False
+    moved = (sent(one + step) - made).detach()
+    (slope,) = torch.autograd.grad(made @ moved, one, materialize_grads=True)
+    size = float(moved.square().sum())
+    return size > 0 and abs(float(slope @ step) - size) < _CURVED * size

@@ -16,10 +16,12 @@ class Reason(StrEnum):
     """The update is encrypted."""
     MASKED = "masked"
     """The update is masked."""
-    CODE_NOT_RUN = "code_not_run"
-    """The attack could not run the defences' code on its own gradients."""
-    CODE_PARTLY_USED = "code_partly_used"
-    """The attack uses only a part of the defences' code, so another attack may reconstruct more."""
+    UNDECLARED = "undeclared"
+    """A defence does not declare what it does, so a search cannot be compared with the true samples."""
+    DECLARATION_WRONG = "declaration_wrong"
+    """A defence does something else than it declares."""
+    DECLARATION_NOT_TESTED = "declaration_not_tested"
+    """The declaration of a defence could not be tested against its code."""
     BUFFERS_NOT_SOLVED = "buffers_not_solved"
     """The returned buffers could determine the samples, but the attack found no samples that fit."""
 
@@ -56,9 +58,9 @@ class Reason(StrEnum):
 
 CHANNELS = frozenset({Reason.ENCRYPTED, Reason.MASKED})
 """Reasons of attacks that could not read an update because of its channel."""
-OF_CODE = frozenset({Reason.CODE_NOT_RUN, Reason.CODE_PARTLY_USED})
-"""Reasons of attacks that did not use the defences' code fully."""
-UNDECIDED = OF_CODE | {Reason.BUFFERS_NOT_SOLVED}
+OF_DECLARATION = frozenset({Reason.UNDECLARED, Reason.DECLARATION_WRONG, Reason.DECLARATION_NOT_TESTED})
+"""Reasons of attacks on defences whose declarations say nothing, so that nothing but a leak can be measured."""
+UNDECIDED = OF_DECLARATION | {Reason.BUFFERS_NOT_SOLVED}
 """Reasons of attacks that leave it open whether another attack leaks more."""
 NEAR = frozenset({Reason.CLOSER_TO_ANOTHER_SAMPLE, Reason.PUBLIC_SAMPLE_AS_CLOSE, Reason.TOKENS_IN_ANOTHER_ORDER})
 """Reasons of findings with a reconstruction that reaches the threshold and is no leak."""

@@ -36,9 +36,10 @@ def with_fit(
     distances for each part of the gradient and of the returned buffers, relative to grey. Their values are raised to
     the power `_EVEN`.
 
-    An attacker that knows the defences' code compares only values that the defences leave unchanged. `nats` covers
-    values with independent noise (`rayfed.client.grants.understood`). Fit and nats are None if a comparison is
-    impossible: several local steps, no update, non-finite values, no unchanged values, or a failing model.
+    An attacker that knows the defences' code compares the update with what the defences send for the samples
+    (`rayfed.client.observation_model`). With noise, only `nats` are known: minus the log-likelihood of the update. All
+    are None if a comparison is impossible: several local steps, no update, non-finite values, a failing model, or
+    defences whose declarations do not determine the likelihood.
     """
 
     def explaining(one: Reconstruction, seen: Observation) -> Reconstruction:
@@ -53,24 +54,26 @@ def fit_of(
     images: Tensor, labels: Tensor, observation: Observation, model: nn.Module
 ) -> tuple[float | None, Tensor | None, float | None]:
     """Return `fit`, `fits` and `nats`: how well the gradient at samples (N, *shape) matches the observed gradient."""
-    if not observation.update or observation.local.steps > 1:
+    declared = observation.extra.get("observation_model")
+    if not observation.update or observation.local.steps > 1 or not (declared is None or declared.is_exact):
         return None, None, None
     blank = observation.sample.blank(len(images))
     grey = blank + 0.5 if blank.is_floating_point() else blank
     network = without_tracking(model)
     try:
-        own, other = (_gradient(samples, labels, observation, network) for samples in (images, grey))
+        own, own_nats = _sent(images, labels, observation, network)
+        other, _ = _sent(grey, labels, observation, network)
         kept = _kept(images, grey, observation, model)
     except (torch.OutOfMemoryError, MemoryError):  # the caller retries with a smaller group
         raise
     except Exception:  # a user's model, or one without its private part, can raise anything
         return None, None, None
-    seen = {name: tensor.double().cpu() for name, tensor in observation.gradient.items() if name in own}
-    as_sent = observation.scale == 1 and not observation.local.weight_decay
-    noise = observation.extra.get("noise") if as_sent else None
-    nats = None if noise is None else noise.nats(seen, own)
+    if own_nats is not None:
+        return None, kept, own_nats
+    sent = observation.gradient if declared is None else observation.update
+    seen = {name: tensor.double().cpu() for name, tensor in sent.items() if name in own}
     fit = _beside(own, other, seen, observation)
-    return fit, torch.cat([_parts(own, other, seen, observation), kept]), nats
+    return fit, torch.cat([_parts(own, other, seen, observation), kept]), None
 
 
 def judged(found: Reconstruction, fit: float | None, fits: Tensor | None, nats: float | None) -> float | None:
@@ -90,13 +93,33 @@ def judged(found: Reconstruction, fit: float | None, fits: Tensor | None, nats: 
     return max(told, default=None)
 
 
-def _gradient(images: Tensor, labels: Tensor, observation: Observation, network: nn.Module) -> Named:
-    """Return the gradient at samples, in double precision on the CPU."""
+def _sent(
+    images: Tensor, labels: Tensor, observation: Observation, network: nn.Module
+) -> tuple[Named, float | None]:
+    """Return what a client with the samples sends, in double precision on the CPU, and minus the log-likelihood.
+
+    Without an observation model, this is the gradient. The log-likelihood is None without noise.
+    """
     device = next(iter(observation.weights.values())).device
-    network = network.to(device)
+    network, images, labels = network.to(device), images.to(device), labels.to(device)
     buffers = buffers_for(network, observation)
-    found, _ = gradients.gradient(network, observation.weights, buffers, images.to(device), labels.to(device))
-    return {name: tensor.double().cpu() for name, tensor in found.items()}
+    declared = observation.extra.get("observation_model")
+    if declared is None:
+        found, _ = gradients.gradient(network, observation.weights, buffers, images, labels)
+        return {name: tensor.double().cpu() for name, tensor in found.items()}, None
+    task = declared.task(observation, network, images, labels)
+    batch = declared.train_on(task)
+    if declared.samplewise:
+        weights, inputs = observation.weights, batch.inputs
+        found = gradients.per_sample_gradients(network, weights, buffers, inputs, batch.labels)
+    else:
+        found, _ = gradients.gradient(network, observation.weights, buffers, batch.inputs, batch.labels)
+    double = {name: tensor.double() for name, tensor in found.items()}
+    expected = declared.expect(declared.fresh(task.replace(data=batch)), double, observation)
+    update = {name: tensor.double() for name, tensor in observation.update.items()}
+    likelihood = declared.log_likelihood(task, update, expected, observation)
+    nats = None if likelihood is None else -likelihood
+    return {name: tensor.cpu() for name, tensor in expected.items()}, nats
 
 
 def _beside(own: Named, other: Named, seen: Named, observation: Observation) -> float | None:
@@ -157,13 +180,13 @@ def _kept(images: Tensor, grey: Tensor, observation: Observation, model: nn.Modu
 
 
 def _known(tensors: Named, seen: Named, observation: Observation) -> Tensor:
-    """Return the values of a gradient, (n,), that were sent unchanged as far as the attacker knows."""
+    """Return the values of a gradient, (n,), that were sent as far as the attacker knows."""
     values = gradients.flatten({name: tensors[name] for name in seen})
-    if "left" not in observation.extra:
+    declared = observation.extra.get("observation_model")
+    if declared is None:
         return values
-    left = observation.extra["left"] or {}
-    none = {name: torch.zeros_like(tensor, dtype=torch.bool) for name, tensor in seen.items()}
-    return values[gradients.flatten({name: left.get(name, none[name]).cpu() for name in seen})]
+    masks = declared.sent_values(observation.update, observation)
+    return values[gradients.flatten({name: masks[name].cpu() for name in seen})]
 
 
 def _sine(one: Tensor, other: Tensor) -> float | None:

@@ -11,10 +11,11 @@ from time import perf_counter
 import torch
 from torch import nn
 
+from rayfed.attacks.adaptive.invert import invert_data, invert_defences
 from rayfed.attacks.base import Attack, Guess, Inference, InferenceAttack, check_form, not_applicable
 from rayfed.attacks.fit import with_fit
 from rayfed.attacks.mixed import unmixed
-from rayfed.attacks.undone import noted, undone
+from rayfed.attacks.reasoned import with_reason
 from rayfed.update import Encrypted, Observation, Update
 
 _UNBROKEN = ", and factoring cannot break the key in any reasonable time"
@@ -39,7 +40,7 @@ def attempt(
     The attack runs on encrypted or hidden updates if the attack does not read the update, or on encrypted updates if
     the key can be broken first (`factor`).
     """
-    observations = [undone(unmixed(observation)) for observation in observations]
+    observations = [unmixed(observation) for observation in observations]
     sealed = observations[0].sealed
     first = observations[0]
     if (first.has_numbers or first.has_places) and getattr(method, "needs_classes", False):
@@ -57,7 +58,7 @@ def attempt(
         message = sealed.unreadable + (_UNBROKEN if encrypted else "")
         reason = getattr(sealed, "reason", None)  # channels of users have none
         return [replace(_nothing(method, o, message), reason=reason) for o in observations]
-    opened = [undone(_opened(o, o.sealed, pair)) for o in observations if isinstance(o.sealed, Encrypted)]
+    opened = [_opened(o, o.sealed, pair) for o in observations if isinstance(o.sealed, Encrypted)]
     spent = (perf_counter() - began) / len(opened)
     return [replace(g, seconds=g.seconds + spent) for g in _played(method, opened, model, generators)]
 
@@ -76,15 +77,17 @@ def _played(
     model: nn.Module,
     generators: Sequence[torch.Generator],
 ) -> list[Guess]:
-    """Return the results of an attack, with notes on any knowledge that was not used."""
+    """Return the results of an attack on the gradients before the defences, as far as their map can be inverted."""
+    seen = _copies(observations)  # an attack may modify its observations
+    inverted = [invert_defences(observation, model) for observation in observations]
     if isinstance(method, InferenceAttack):
-        guesses: Sequence[Guess] = method.infer(observations, model, generators)
+        guesses: Sequence[Guess] = method.infer(inverted, model, generators)
     else:
-        seen = _copies(observations)  # an attack may modify its observations
-        found = method.reconstruct(observations, model, generators)
+        found = method.reconstruct(inverted, model, generators)
         check_form(found, observations)
-        guesses = with_fit(found, seen, model)
-    return [noted(guess, observation) for guess, observation in zip(guesses, observations, strict=True)]
+        before = [invert_data(guess, one, model) for guess, one in zip(found, seen, strict=True)]
+        guesses = with_fit(before, seen, model)
+    return [with_reason(guess, observation) for guess, observation in zip(guesses, seen, strict=True)]
 
 
 def _copies(observations: Sequence[Observation]) -> list[Observation]:

@@ -25,6 +25,8 @@ from rayfed.gradients import clipped, flatten, unflatten
 from rayfed.reasons import Reason
 from rayfed.update import Named, Observation, Update
 
+_DROWNED = 2.0
+"""Largest energy of a tensor that is mostly noise, relative to that of the noise."""
 _STEP, _CURVED = 0.1, 0.25
 """Step of the test of the derivative, in standard deviations of the gradient, and largest relative error."""
 
@@ -42,6 +44,8 @@ class ObservationModel:
     """Reason why the model says nothing about the true sample; None if the declarations are complete and correct."""
     detail: str = ""
     """What the reason is about, such as the name of a defence."""
+    inverted: bool = False
+    """Whether the attacker has already inverted the map of gradients, so that the update is a gradient."""
 
     @cached_property
     def stages(self) -> tuple[Defence, ...]:
@@ -58,6 +62,12 @@ class ObservationModel:
     def samplewise(self) -> bool:
         """Return whether a defence changes the gradient of each sample."""
         return any(stage.samplewise for stage in self.stages)
+
+    @property
+    def changes_data(self) -> bool:
+        """Return whether a defence changes the samples of training, other than by random numbers that are not known."""
+        changing = [one for one in self.defences if one.overrides("transform_data", "wrap_data")]
+        return bool(changing) and not any(one.latent for one in changing)
 
     @property
     def is_exact(self) -> bool:
@@ -90,6 +100,10 @@ class ObservationModel:
         labels = torch.zeros(samples, *shape, dtype=torch.float32 if observation.has_numbers else torch.int64)
         inputs = observation.sample.blank(samples)
         return self.task(observation, model, inputs.to(device), labels.to(device), seed)
+
+    def fresh(self, task: Task) -> Task:
+        """Return a task with the first random numbers again, and without state."""
+        return task.replace(generator=torch.Generator().manual_seed(0), state={})
 
     def train_on(self, task: Task) -> Batch:
         """Return the samples on which a client with the task trains."""
@@ -129,17 +143,40 @@ class ObservationModel:
         parts = [torch.where(masks[name].to(values[name].device), values[name], 0.0).sum() for name in values]
         return float(torch.stack([part.double().cpu() for part in parts]).sum())
 
-    def run(self, task: Task, gradient: Named) -> Named:
-        """Return the update that the defences' code sends for a gradient, with the random numbers of the task."""
-        loss = torch.zeros(())
-        return run_defences(self.stages, task, gradient, loss).tensors
+    def noise_energy(self, observation: Observation, model: nn.Module) -> dict[str, float]:
+        """Return the sum of squares of the noise on each tensor, from one run of the defences on a zero gradient."""
+        if self.noise is None:
+            return dict.fromkeys(observation.update, 0.0)
+        task = self.blank_task(observation, model)
+        zero = {name: torch.zeros_like(tensor) for name, tensor in observation.update.items()}
+        sent = run_defences([self.noise], task, zero, torch.zeros(())).tensors
+        return {name: float(tensor.double().square().sum()) for name, tensor in sent.items()}
+
+    def noise_free(self, observation: Observation, model: nn.Module) -> Named:
+        """Return masks of the values that defences have sent without noise."""
+        masks = self.sent_values(observation.update, observation)
+        energy = self.noise_energy(observation, model)
+        return {name: mask if not energy[name] else torch.zeros_like(mask) for name, mask in masks.items()}
+
+    def above_noise(self, observation: Observation, model: nn.Module) -> Named | None:
+        """Return masks of the tensors that are not mostly noise; None if every matrix has noise."""
+        if self.noise is None or observation.scale != 1:
+            return None
+        energy = self.noise_energy(observation, model)
+        if all(energy[name] for name, tensor in observation.update.items() if tensor.ndim > 1):
+            return None
+        masks = {}
+        for name, tensor in observation.update.items():
+            audible = float(tensor.double().square().sum()) > _DROWNED * energy[name]
+            masks[name] = torch.full_like(tensor, audible, dtype=torch.bool)
+        return masks
 
     def changes_values(self, observation: Observation, model: nn.Module) -> bool:
         """Return whether a search has to pass through the defences: they change values, and have a derivative.
 
         Values that are only removed can be seen in the update, which the matching attacks use without this model.
         """
-        if self.samplewise and observation.batch_size > 1:
+        if self.inverted or (self.samplewise and observation.batch_size > 1):
             return False
         task = self.blank_task(observation, model)
         like, draw = flatten(task.weights), torch.Generator().manual_seed(0)
@@ -156,11 +193,10 @@ class ObservationModel:
 
     def through(self, task: Task, gradient: Named, observation: Observation) -> Named:
         """Return the update for a gradient, divided by its scale and differentiable with respect to the gradient."""
-        fresh = task.replace(generator=torch.Generator().manual_seed(0), state={})
         if self.samplewise:  # of a single sample
             gradient = {name: tensor[None] for name, tensor in gradient.items()}
         with warnings.catch_warnings(action="ignore"):  # PyTorch warns if code makes a number of a tensor with a graph
-            sent = self.expect(fresh, gradient, observation)
+            sent = self.expect(self.fresh(task), gradient, observation)
         return {name: tensor / observation.scale for name, tensor in sent.items()}
 
     @property

@@ -19,7 +19,6 @@ from rayfed import gradients, losses, seeds
 from rayfed.attacks.base import Inference, Reconstruction
 from rayfed.attacks.fit import fit_of, judged
 from rayfed.attacks.mixed import unmixed
-from rayfed.attacks.undone import undone
 from rayfed.client import plan
 from rayfed.client.grants.candidates import KINDS
 from rayfed.client.local import batches, local_training, trained_samples
@@ -63,7 +62,7 @@ class ObservationBuilder:
         """
         observed = self._begin(observed)
         seen, _ = _build_observation(observed)
-        fit, fits, nats = fit_of(inputs, labels, undone(unmixed(seen)), observed.asked().model)
+        fit, fits, nats = fit_of(inputs, labels, unmixed(seen), observed.asked().model)
         return judged(Reconstruction(inputs, labels, fit=fit, fits=fits, nats=nats), truth.fit, truth.fits, truth.nats)
 
     def _begin(self, observed: ObservedClient) -> ObservedClient:
@@ -126,16 +125,15 @@ def _explained(observed: ObservedClient, observation: Observation, truth: Truth)
     Without defences, only `fits` is set: the fit of each tensor to the update.
     """
     defended = bool(observed.arm.defences)
-    if (defended and "left" not in observation.extra) or observation.sealed is not None:
+    if (defended and "observation_model" not in observation.extra) or observation.sealed is not None:
         return truth
     if observation.local.steps > 1:  # no fit is defined for several steps
         return truth.replace(fit=1.0) if defended else truth
-    made, asked = observation.extra.get("as_trained"), observed.asked()
+    asked = observed.asked()
     trained = torch.cat(list(batches(len(observed.indices), observed.training, asked.order)))
     places = trained.unique(return_inverse=True)[1].to(truth.labels.device)
     inputs, labels = truth.inputs[places], truth.labels[places]  # in the order of the batch, which a model may use
-    inputs = inputs if made is None else made.made(inputs)
-    seen, model = undone(unmixed(observation)), asked.model
+    seen, model = unmixed(observation), asked.model
     fit, fits, nats = fit_of(inputs, labels, seen, model)
     if is_stochastic(model):  # the true samples, too, do not reproduce the random layers
         return truth.replace(fit=1.0 if defended else None, fits=None if fits is None else torch.zeros_like(fits))

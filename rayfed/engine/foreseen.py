@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from rayfed.attacks.base import InferenceAttack
-from rayfed.attacks.undone import Unused, unused
 from rayfed.client import plan
 from rayfed.client.observations import ObservationBuilder
 from rayfed.client.runtime import ClientRuntime
@@ -25,21 +24,21 @@ from rayfed.errors import UserError
 from rayfed.evidence.arms import arm_spec, has_user_defence
 from rayfed.evidence.criteria import Criterion
 from rayfed.evidence.verdicts import run_findings
-from rayfed.reasons import NOT_ADAPTIVE, OF_CODE, Reason
+from rayfed.reasons import NOT_ADAPTIVE, OF_DECLARATION, Reason
 from rayfed.report.text.reasons import doubt_text
 from rayfed.scenario import AttackSpec, Scenario
 from rayfed.store.finding import Doubt, State
 
-UnusedCode = Mapping[tuple[str, str], Unused]
-"""(Arm, attack title) -> code of the arm's defences that the attack does not use."""
+Undeclared = Mapping[tuple[str, str], Doubt]
+"""(Arm, attack title) -> why the declarations of the arm's defences say nothing."""
 
 
-def unreachable(scenario: Scenario, unused: UnusedCode | None = None) -> list[str]:
+def unreachable(scenario: Scenario, undeclared: Undeclared | None = None) -> list[str]:
     """Return one line for each reason why an arm with defences can only have the verdict "leaks" or "not measured"."""
     document = scenario.model_dump(mode="json")
     reasons: dict[str, dict[str, None]] = {}
-    for one in run_findings(document, list(_rows(scenario, unused or {})), criterion=Criterion.of("pixels", None)):
-        if one.state == State.INCONCLUSIVE and one.doubt and (why := _why(one.doubt)):
+    for one in run_findings(document, list(_rows(scenario, undeclared or {})), criterion=Criterion.of("pixels", None)):
+        if one.state in (State.INCONCLUSIVE, State.NOT_MEASURED) and one.doubt and (why := _why(one.doubt)):
             reasons.setdefault(why, {})[one.arm] = None
     return [
         f"{', '.join(arms)}: the verdict can only be LEAKS or NOT MEASURED, because {why}"
@@ -47,12 +46,12 @@ def unreachable(scenario: Scenario, unused: UnusedCode | None = None) -> list[st
     ]
 
 
-def unused_code(inputs: Inputs) -> UnusedCode:
-    """Return messages on code of the user's defences that adaptive attacks cannot use, by arm and attack.
+def find_undeclared(inputs: Inputs) -> Undeclared:
+    """Return why declarations of the user's defences say nothing, by arm and attack.
 
-    Each defence is run once, on the first update of each attack.
+    Each defence is tested once, for the first update of each attack.
     """
-    scenario, found = inputs.scenario, dict[tuple[str, str], Unused]()
+    scenario, found = inputs.scenario, dict[tuple[str, str], Doubt]()
     document = scenario.model_dump(mode="json")
     due = [
         (account.arm, attack)
@@ -68,8 +67,10 @@ def unused_code(inputs: Inputs) -> UnusedCode:
         victim = plan.victims(scenario, attack, attack.rounds[0], inputs.parts.sizes)[0]
         visit = ClientVisit(arm.spec.name, Sent(0, arm.weights, arm.buffers), victim)
         with suppress(UserError):  # the run reports the error
-            if left := unused(ObservationBuilder(runtime).observe(visit, attack)[0]):
-                found[arm.spec.name, attack.title] = left
+            seen, _ = ObservationBuilder(runtime).observe(visit, attack)
+            declared = seen.extra["observation_model"]
+            if declared.reason is not None:
+                found[arm.spec.name, attack.title] = Doubt(declared.reason, declared.detail)
     return found
 
 
@@ -78,7 +79,7 @@ def _rebuilding(scenario: Scenario) -> list[AttackSpec]:
     return [attack for attack in scenario.attacks if not isinstance(attack.build(), InferenceAttack)]
 
 
-def _rows(scenario: Scenario, unused: UnusedCode) -> Iterator[dict[str, Any]]:
+def _rows(scenario: Scenario, undeclared: Undeclared) -> Iterator[dict[str, Any]]:
     """Yield the rows of the ideal run: one sample per victim and attack, for arms without encryption or masks."""
     document = scenario.model_dump(mode="json")
     for arm in scenario.written_arms:
@@ -87,8 +88,8 @@ def _rows(scenario: Scenario, unused: UnusedCode) -> Iterator[dict[str, Any]]:
             continue
         outcome = {"psnr": 0.0, "above_baseline": -1.0, "identified": 0.0} if spec.get("defences") else _FOUND
         for attack in _rebuilding(scenario):
-            size, left = 0 if attack.view.of_round else attack.batch_size, unused.get((arm, attack.title))
-            reason, message = left or (None, "")
+            size, doubt = 0 if attack.view.of_round else attack.batch_size, undeclared.get((arm, attack.title))
+            reason, message = (doubt.reason, doubt.message) if doubt else (None, "")
             known = {"knowledge": attack.knowledge, "family": attack.family, "fit": 0.0, "status": "ok"}
             known |= {"reason": reason, "message": message}
             victims = attack.victims if isinstance(attack.victims, int) else len(attack.victims)
@@ -109,4 +110,4 @@ def _why(doubt: Doubt) -> str:
         )
     if doubt.reason == Reason.NO_UNDEFENDED_ARM:
         return "no comparable arm is attacked without a defence. Add an arm without defences: none: []"
-    return doubt_text(doubt) if doubt.reason in OF_CODE else ""
+    return doubt_text(doubt) if doubt.reason in OF_DECLARATION else ""

@@ -208,6 +208,7 @@ class ClientWorker(ClientRuntime):
 
     def _rebuilt(self, truth: Truth, guess: Reconstruction, strip: bool, observed: ObservedClient | None) -> Scored:
         missed = {"distortion": truth.distortion, "fit": None, "between": None}
+        missed |= {"log_likelihood": None, "true_log_likelihood": None}
         scored = Scored([row | missed for row in self._scorer.nothing(truth.labels)])
         if guess.status not in ("not applicable", "failed"):
             with self._noting("scores"):
@@ -227,7 +228,9 @@ class ClientWorker(ClientRuntime):
         if observed is not None and fit is not None and fit <= _EXACT:
             with self._noting("between"):
                 between = self._between(truth, guess.images[orders].to(truth.inputs), observed)
-        rows = [row | {"distortion": truth.distortion, "fit": fit, "between": between} for row in rows]
+        compared = {"distortion": truth.distortion, "fit": fit, "between": between}
+        compared |= {name: None if nats is None else -nats for name, nats in _nats(guess, truth).items()}
+        rows = [row | compared for row in rows]
         sample = self.data.sample
         if isinstance(sample, Tokens | Records):
             texts = Rows()
@@ -269,3 +272,8 @@ class ClientWorker(ClientRuntime):
         right = sample.found(true, guess).tolist()
         texts = zip(rows, sample.read(true), sample.read(guess), right, strict=True)
         return [{"sample": row["sample"], "true": t, "reconstructed": f, "right": r} for row, t, f, r in texts]
+
+
+def _nats(guess: Reconstruction, truth: Truth) -> dict[str, float | None]:
+    """Return minus the log-likelihoods of a reconstruction and of the true samples, by column."""
+    return {"log_likelihood": guess.nats, "true_log_likelihood": truth.nats}

@@ -25,13 +25,14 @@ from rayfed.evidence.rows import (
     sample_of,
 )
 from rayfed.metrics.known import leading
-from rayfed.reasons import CHANNELS, UNDECIDED, Reason
+from rayfed.reasons import CHANNELS, OF_DECLARATION, UNDECIDED, Reason
 from rayfed.store.finding import (
     Attacker,
     Closest,
     Doubt,
     Elsewhere,
     Finding,
+    Gap,
     NoResult,
     NotRun,
     Overtaken,
@@ -176,10 +177,22 @@ def _update_not_explained(cell: Cell) -> Doubt | None:
     if explains(able, rows):
         unique = [row for row in able if (row.get("between") or 0.0) <= GRADIENT_FIT_TOL]
         return None if explains(unique, rows) else Doubt(Reason.FEW_SAMPLES_FIT)
-    compared = any(row.get("fit") is not None for row in able)
+    gap = _gap(able)
     if cell.bare:
-        return Doubt(Reason.NOT_CONVERGED if compared else Reason.NOT_COMPARED)
-    return Doubt(Reason.ADAPTIVE_NOT_CONVERGED if compared else Reason.ADAPTIVE_NOT_COMPARED)
+        return Doubt(Reason.NOT_CONVERGED if gap else Reason.NOT_COMPARED, gap=gap)
+    return Doubt(Reason.ADAPTIVE_NOT_CONVERGED if gap else Reason.ADAPTIVE_NOT_COMPARED, gap=gap)
+
+
+def _gap(rows: Sequence[Row]) -> Gap | None:
+    """Return how far the best of some reconstructions is from the true samples; None if none was compared."""
+    compared = [row for row in rows if row.get("fit") is not None]
+    likelihoods = [row for row in compared if row.get("log_likelihood") is not None]
+    if likelihoods:
+        best = max(likelihoods, key=lambda row: row["log_likelihood"] - row["true_log_likelihood"])
+        return Gap(best["log_likelihood"], best["true_log_likelihood"], of_likelihood=True)
+    if not compared:
+        return None
+    return Gap(min(row["fit"] for row in compared), GRADIENT_FIT_TOL, of_likelihood=False)
 
 
 DOUBTS: Sequence[Callable[[Cell], Doubt | None]] = (
@@ -202,6 +215,11 @@ def _hidden_by_channel(cell: Cell) -> bool:
 def _leaks(cell: Cell) -> bool:
     """A sample leaks, whole or in part."""
     return bool(cell.leaks or cell.part)
+
+
+def _declaration_says_nothing(cell: Cell) -> bool:
+    """A defence declares nothing, or something else than it does."""
+    return bool(cell.doubt and cell.finite and cell.doubt.reason in OF_DECLARATION)
 
 
 def _in_doubt(cell: Cell) -> bool:
@@ -238,6 +256,7 @@ def _otherwise(cell: Cell) -> bool:
 RULES: Sequence[tuple[Callable[[Cell], bool], State]] = (
     (_hidden_by_channel, State.NOTHING_TO_ATTACK),
     (_leaks, State.LEAKS),
+    (_declaration_says_nothing, State.NOT_MEASURED),
     (_in_doubt, State.INCONCLUSIVE),
     (_no_attack_complete, State.NOT_MEASURED),
     (_decisive_attack_missing, State.NOT_MEASURED),

@@ -17,9 +17,10 @@ ADVISED = (
     Reason.NO_ADAPTIVE_ATTACK,
     Reason.NO_ADAPTIVE_ATTACK_WORKS,
     Reason.DEFENCES_UNKNOWN,
-    Reason.CODE_PARTLY_USED,
+    Reason.UNDECLARED,
+    Reason.DECLARATION_WRONG,
     Reason.BUFFERS_NOT_SOLVED,
-    Reason.CODE_NOT_RUN,
+    Reason.DECLARATION_NOT_TESTED,
 )
 """Reasons of inconclusive arms that more time does not remove, in the order in which they count."""
 
@@ -82,8 +83,10 @@ class Situation:
         return [verdict for verdict in self.evidence.verdicts if verdict.state == State.INCONCLUSIVE]
 
     def arms_with(self, reasons: Collection[Reason]) -> tuple[str, ...]:
-        """Return the inconclusive arms that have one of some reasons."""
-        return tuple(verdict.arm for verdict in self.inconclusive if verdict.reasons & set(reasons))
+        """Return the arms without a decision that have one of some reasons."""
+        undecided = State.INCONCLUSIVE, State.NOT_MEASURED
+        verdicts = self.evidence.verdicts
+        return tuple(one.arm for one in verdicts if one.state in undecided and one.reasons & set(reasons))
 
     def is_undefended(self, arm: str) -> bool:
         """Return whether an arm has no defence."""

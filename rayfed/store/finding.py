@@ -47,11 +47,23 @@ class Elsewhere(StrEnum):
     NO_LEAK = "no_leak"
 
 
+class Gap(NamedTuple):
+    """How far the best reconstruction is from explaining the update as well as the true samples do."""
+
+    best: float
+    """Largest log-likelihood of a reconstruction, or smallest distance of its gradient (`fit`)."""
+    needed: float
+    """Log-likelihood of the true samples, or largest distance that counts as equal."""
+    of_likelihood: bool
+    """Whether the numbers are log-likelihoods."""
+
+
 class Doubt(NamedTuple):
     """Reason why results do not show that an arm holds, with the attack's message if an attack gave the reason."""
 
     reason: Reason
     message: str = ""
+    gap: Gap | None = None
 
 
 class Attacker(NamedTuple):

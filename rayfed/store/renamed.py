@@ -21,16 +21,18 @@ OUTCOMES = NAMES | {
 MESSAGES = {
     "the update is encrypted: ": Reason.ENCRYPTED,
     "the update is masked: ": Reason.MASKED,
-    "the defences could not be run on gradients of one's own": Reason.CODE_NOT_RUN,
-    "the attack could not run the defences' code on its own gradients": Reason.CODE_NOT_RUN,
-    "these attacks do not use all that the defences' code tells": Reason.CODE_PARTLY_USED,
-    "these attacks use only a part of the defences' code": Reason.CODE_PARTLY_USED,
+    "the defences could not be run on gradients of one's own": Reason.DECLARATION_NOT_TESTED,
+    "the attack could not run the defences' code on its own gradients": Reason.DECLARATION_NOT_TESTED,
+    "these attacks do not use all that the defences' code tells": Reason.UNDECLARED,
+    "these attacks use only a part of the defences' code": Reason.UNDECLARED,
     "buffers that clients return are as many numbers as the samples have, and were not solved for them": (
         Reason.BUFFERS_NOT_SOLVED
     ),
     "the returned buffers could determine the samples": Reason.BUFFERS_NOT_SOLVED,
 }
 """Reasons by parts of the messages of older runs, which had no column `reason`."""
+REASONS = {"code_not_run": Reason.DECLARATION_NOT_TESTED, "code_partly_used": Reason.UNDECLARED}
+"""Present reasons by former ones."""
 DOUBTS = {
     "the search did not converge: no reconstruction has the observed gradient": Reason.NOT_CONVERGED,
     "no attack found a sample that has this gradient": Reason.NOT_CONVERGED,
@@ -70,6 +72,10 @@ def with_present_names(table: pa.Table, names: Mapping[str, str] = NAMES) -> pa.
         statuses = table["status"].to_pylist() if "status" in there else [None] * len(table)
         reasons = map(_reason, table["message"].to_pylist(), statuses)
         table = table.append_column("reason", pa.array(reasons, pa.string()))
+    for name in {"reason", "doubt"} & set(table.column_names):
+        values = table[name].to_pylist()
+        if not REASONS.keys().isdisjoint(values):
+            table = _replaced(table, name, pa.string(), [REASONS.get(value, value) for value in values])
     if {"victim", "batch_size", "status"} <= there and "family" not in there:
         families = map(_family, table["attack"].to_pylist(), table["batch_size"].to_pylist())
         table = table.append_column("family", pa.array(families, pa.string()))

@@ -180,9 +180,15 @@ class AttackRow(SampleRow):
     fit: float | None = column(
         "distance between the gradients of the reconstruction and of the update, relative to a grey sample's, "
         "maximum over the whole gradient (ratio of sines) and its parts, minus that of the true samples; 0 if the "
-        "reconstruction explains the update. With a defence's code: over the values that the defence leaves "
-        "unchanged, and 1 if its noise does not explain the others. Null after several local steps, or if unknown"
+        "reconstruction explains the update. With a defence's code: between the update and what the "
+        "defences send for the reconstruction; with noise, 1 if the update is less likely than at the true samples. "
+        "Null after several local steps, or if unknown"
     )
+    log_likelihood: float | None = column(
+        "log density of the update at the reconstruction, by the noise that the defences declare, up to a constant "
+        "(nats); null without declared noise"
+    )
+    true_log_likelihood: float | None = column("`log_likelihood` of the true samples")
     between: float | None = column(
         "`fit` of the midpoint between these samples and others that also explain the gradient: a high value means "
         "that such samples may be rare; infinite for texts. Null with defences or without such others"

@@ -168,9 +168,8 @@ def answer(probe: Probe, observation: Observation, images: Tensor, aligned: bool
     per position were not given.
     """
     images = images.reshape(observation.batch_size, *observation.sample.shape)
-    if (
-        images.is_floating_point() and observation.extra.get("as_trained") is None
-    ):  # images as trained are converted to samples later
+    declared = observation.extra.get("observation_model")
+    if images.is_floating_point() and not (declared is not None and declared.changes_data):  # else inverted later
         images = images.clamp(0, 1)
     if observation.labels is None and observation.has_numbers:
         observation, aligned = replace(observation, labels=fitted_numbers(probe, observation, images)), True

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import filter as matching_names
+from functools import partial
 from math import prod
-from typing import Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -178,7 +179,7 @@ class Matching:
             tried[:, 0] = 1
         precise = dtype if inner == dtype else torch.float32
         way = way_of(model, network, _cast(weights, precise), shape, _cast({"": tried}, precise)[""])
-        through = _through(observations, names)
+        through = _through(observations, names, model)
         sent = Sent.of(observations, names, dtype, model, alone) if through is None else None
         gradients = [observation.gradient if sent is None else observation.step for observation in observations]
         targets = _cast({name: torch.stack([g[name] for g in gradients]) for name in names}, dtype)
@@ -429,11 +430,27 @@ def _runs_in(model: nn.Module, dtype: torch.dtype, shape: tuple[int, ...], devic
     return True
 
 
-def _through(observations: Sequence[Observation], names: Sequence[str]) -> tuple[Callable[[Named], Named], ...] | None:
+def _through(
+    observations: Sequence[Observation], names: Sequence[str], model: nn.Module
+) -> tuple[Callable[[Named], Named], ...] | None:
     """Return the effects of the victims' defences on a gradient, if known for all victims and for all tensors."""
-    known = tuple(one for observation in observations if (one := observation.extra.get("through")) is not None)
-    whole = all(set(one.task.weights) <= set(names) for one in known)
-    return known if whole and len(known) == len(observations) and not observations[0].earlier else None
+    first = observations[0]
+    if first.earlier or first.local.steps > 1 or not set(first.weights) <= set(names):
+        return None
+    found = []
+    for observation in observations:
+        declared = observation.extra.get("observation_model")
+        if declared is None or not declared.changes_values(observation, model):
+            return None
+        task = declared.blank_task(observation, model)
+        found.append(partial(_pass_through, declared, task, observation))
+    return tuple(found)
+
+
+def _pass_through(declared: Any, task: Any, observation: Observation, gradient: Named) -> Named:
+    """Return the gradient that defences make of a gradient, with its dtype."""
+    sent: Named = declared.through(task, gradient, observation)
+    return {name: sent[name].to(tensor) for name, tensor in gradient.items()}
 
 
 def _rows(tensor: Tensor, victims: Tensor) -> Tensor:

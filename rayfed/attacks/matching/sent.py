@@ -74,7 +74,7 @@ class Sent:
         gradients = [observation.step for observation in observations]  # the input of defences
         entering = cache(lambda: vectors_entering(model, observations[0]))  # slow, and rarely needed
         seen = [bounds(g, o.weights, entering, alone) for g, o in zip(gradients, observations, strict=True)]
-        known = [_both(o.extra.get("defence"), o.extra.get("heard")) for o in observations]
+        known = [_both(o.extra.get("defence"), _above_noise(o, model)) for o in observations]
         signs = torch.tensor([signs_alone(gradient) for gradient in gradients])
         if not any(seen) and not any(known) and not signs.any():
             return None
@@ -120,6 +120,12 @@ def _known_bound(gradient: Named, seen: Named | None, known: Named | None, name:
         return bound
     spoilt = ~known[name].to(sent.device)
     return bound.masked_fill(spoilt if seen is None else spoilt & (sent != 0), torch.inf)
+
+
+def _above_noise(observation: Observation, model: nn.Module) -> Named | None:
+    """Return masks of tensors that are not mostly noise; None without knowledge of the noise."""
+    declared = observation.extra.get("observation_model")
+    return None if declared is None else declared.above_noise(observation, model)
 
 
 def _both(one: Named | None, other: Named | None) -> Named | None:

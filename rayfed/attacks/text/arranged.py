@@ -44,7 +44,9 @@ class _Search:
 
     def __init__(self, observation: Observation, model: nn.Module, table: str, most: int) -> None:
         assert observation.labels is not None
-        left = {name for name, mask in (observation.extra.get("left") or {}).items() if bool(mask.all())}
+        declared = observation.extra.get("observation_model")
+        masks = {} if declared is None else declared.noise_free(observation, model)
+        left = {name for name, mask in masks.items() if bool(mask.all())}
         moved = {name: tensor for name, tensor in observation.gradient.items() if bool(tensor.any())}
         seen = {name: tensor for name, tensor in moved.items() if name in left} or moved
         self._table, self._rows = table, observation.gradient[table].any(1)

@@ -221,14 +221,14 @@ def _is_correlated(values: Tensor) -> bool:
     pairs = len(products) / 2
     mean = float(products.mean()) * (pairs / variance) ** 0.5
     ratio = float(products.square().mean()) / variance
-    return mean > _SIGNIFICANT or ratio > 1 + _TOLERANCE + _SIGNIFICANT * (2 / pairs) ** 0.5
+    return bool(mean > _SIGNIFICANT or ratio > 1 + _TOLERANCE + _SIGNIFICANT * (2 / pairs) ** 0.5)
 
 
 def _is_repeated(values: Tensor) -> bool:
     """Return whether many magnitudes of values (D,) occur twice, more than rounding explains."""
     sizes = values.abs().sort().values
     near = sizes.diff() <= _EQUAL * sizes[1:]
-    return float(near.double().mean()) > _REPEATED + _EQUAL * len(sizes)
+    return bool(near.double().mean() > _REPEATED + _EQUAL * len(sizes))
 
 
 def _gradient(declared: ObservationModel, model: nn.Module, task: Task, batch: Batch) -> tuple[Named, Tensor]:

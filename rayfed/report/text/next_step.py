@@ -20,13 +20,17 @@ _REASONS = {
     Reason.DEFENCES_UNKNOWN: (
         "measure the federation's defence itself with adaptive attackers (rayfed audit --defence)."
     ),
-    Reason.CODE_PARTLY_USED: (
-        "write an attack that uses the code of the defence of {arms}, or change the defence. More time does not help."
+    Reason.UNDECLARED: (
+        "declare what the defence of {arms} does: override `transform`, and `log_likelihood` if it adds noise. More "
+        "time does not help."
     ),
+    Reason.DECLARATION_WRONG: "correct the declaration of the defence of {arms}. More time does not help.",
     Reason.BUFFERS_NOT_SOLVED: (
         "write an attack on the buffers that clients of {arms} return, or return none. More time does not help."
     ),
-    Reason.CODE_NOT_RUN: "read why the defences of {arms} could not be run by an attacker. More time does not help.",
+    Reason.DECLARATION_NOT_TESTED: (
+        "read why the declaration of the defence of {arms} could not be tested. More time does not help."
+    ),
 }
 """Advice by reason of inconclusive arms."""
 _ADD_SEARCH = "add an attack that searches, such as inverting_gradients (rayfed list attacks)."

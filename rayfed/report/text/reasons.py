@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from rayfed.evidence.criteria import Criterion, Judgement
 from rayfed.metrics.known import METRICS
-from rayfed.reasons import Reason
-from rayfed.store.finding import Attacker, Doubt, Elsewhere, Finding, Missing, NoResult, NotRun, Overtaken, Pending
+from rayfed.reasons import OF_DECLARATION, Reason
+from rayfed.store.finding import Attacker, Doubt, Elsewhere, Finding, Gap, Missing, NoResult, NotRun, Overtaken, Pending
 
 ATTACKERS: dict[tuple[str, ...], str] = {
     (): "non-adaptive",
@@ -18,8 +18,9 @@ ATTACKERS: dict[tuple[str, ...], str] = {
 REASONS = {
     Reason.ENCRYPTED: "the update is encrypted: the attacker sees a ciphertext, not a gradient",
     Reason.MASKED: "the update is masked: without the other clients' shares it is uniform noise",
-    Reason.CODE_NOT_RUN: "the attack could not run the defences' code on its own gradients",
-    Reason.CODE_PARTLY_USED: "these attacks use only a part of the defences' code",
+    Reason.UNDECLARED: "a defence does not declare what it does (transform, log_likelihood)",
+    Reason.DECLARATION_WRONG: "a defence does something else than it declares",
+    Reason.DECLARATION_NOT_TESTED: "the declaration of a defence could not be tested against its code",
     Reason.BUFFERS_NOT_SOLVED: "the returned buffers could determine the samples",
     Reason.CLOSER_TO_ANOTHER_SAMPLE: (
         "a reconstruction reaches the threshold, but it is closer to another sample: compare it with the original "
@@ -70,7 +71,16 @@ _JUDGEMENTS = {
 
 def doubt_text(doubt: Doubt) -> str:
     """Return the reason why results do not decide."""
-    return doubt.message or REASONS[doubt.reason]
+    if doubt.reason in OF_DECLARATION and doubt.message:
+        return f"{REASONS[doubt.reason]}: {doubt.message}"
+    return doubt.message or REASONS[doubt.reason] + (gap_text(doubt.gap) if doubt.gap else "")
+
+
+def gap_text(gap: Gap) -> str:
+    """Return how well the best reconstruction explains an update, and how well the true samples do."""
+    if gap.of_likelihood:
+        return f" (log-likelihood {gap.best:,.0f}, that of the original {gap.needed:,.0f})"
+    return f" (distance of its gradient {gap.best:.1g}, allowed {gap.needed:.1g})"
 
 
 def attacker_text(knowledge: Sequence[str]) -> str:

@@ -1,0 +1,1 @@
+"""Adaptive attacks: searches and closed forms that use the observation model of a defended update."""

@@ -13,7 +13,7 @@ from rayfed.analysis.loading import Run
 from rayfed.cli import app
 from rayfed.defences.base import Defence, Task, UpdateMethod
 from rayfed.engine import runs, sweeps
-from rayfed.engine.foreseen import unreachable, unused_code
+from rayfed.engine.foreseen import unreachable, find_undeclared
 from rayfed.engine.inputs import prepare
 from rayfed.engine.local import local
 from rayfed.engine.progress import SweepProgress
@@ -79,11 +79,11 @@ def test_an_arm_with_nothing_to_compare_it_with_is_told_of() -> None:
 def test_an_own_defence_of_which_attacks_do_not_use_all_is_told_of_before_the_run() -> None:
     own = ("arms={none: [], own: ['tests.test_foreseen:Levels']}",)
     inputs = prepare(given(INFORMED, changes=own))
-    [said] = unreachable(inputs.scenario, unused_code(inputs))
+    [said] = unreachable(inputs.scenario, find_undeclared(inputs))
     assert said.startswith("own: ")
-    assert unused_code(inputs)["own", "informed"].reason == Reason.CODE_PARTLY_USED
+    assert find_undeclared(inputs)["own", "informed"].reason == Reason.CODE_PARTLY_USED
     inputs = prepare(given(INFORMED))
-    assert unreachable(inputs.scenario, unused_code(inputs)) == []
+    assert unreachable(inputs.scenario, find_undeclared(inputs)) == []
 
 
 class NoTrials:

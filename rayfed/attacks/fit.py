@@ -93,9 +93,7 @@ def judged(found: Reconstruction, fit: float | None, fits: Tensor | None, nats: 
     return max(told, default=None)
 
 
-def _sent(
-    images: Tensor, labels: Tensor, observation: Observation, network: nn.Module
-) -> tuple[Named, float | None]:
+def _sent(images: Tensor, labels: Tensor, observation: Observation, network: nn.Module) -> tuple[Named, float | None]:
     """Return what a client with the samples sends, in double precision on the CPU, and minus the log-likelihood.
 
     Without an observation model, this is the gradient. The log-likelihood is None without noise.

@@ -275,7 +275,7 @@ def validate(scenario: ScenarioFile, changes: Set = None, debug: Debug = False) 
         if foreign := dotted_paths(read_text(scenario), changes or []):
             print(f"{scenario} imports your code, now and when it runs: {', '.join(foreign)}", flush=True)
         loaded = load(scenario, changes)
-        from rayfed.engine.foreseen import unreachable, unused_code
+        from rayfed.engine.foreseen import find_undeclared, unreachable
         from rayfed.engine.inputs import prepare
         from rayfed.engine.small_batches import check_batches
         from rayfed.report.text.guarantees import guarantee_lines
@@ -306,6 +306,6 @@ def validate(scenario: ScenarioFile, changes: Set = None, debug: Debug = False) 
         print(f"  attacks: {', '.join(a.title for a in loaded.attacks) or 'none'}")
         for line in small:
             print(f"  note: {line}")
-        for line in [] if varied else unreachable(inputs.scenario, unused_code(inputs)):
+        for line in [] if varied else unreachable(inputs.scenario, find_undeclared(inputs)):
             print(f"  note: {line}")
         print(f"  results: {loaded.output.folder} (change with --out)")

@@ -29,7 +29,7 @@ from rayfed.engine.environment import FILE as ENVIRONMENT
 from rayfed.engine.environment import MachineRecord
 from rayfed.engine.executor import Execution
 from rayfed.engine.federation import Federation
-from rayfed.engine.foreseen import unreachable, unused_code
+from rayfed.engine.foreseen import find_undeclared, unreachable
 from rayfed.engine.gpus import with_devices
 from rayfed.engine.hashes import changed_code, changed_data, hashes
 from rayfed.engine.inputs import Inputs, prepare, scorer
@@ -61,7 +61,7 @@ def launch(scenario: Scenario, out: str | None, execution: Execution, progress: 
     """
     inputs = prepare(scenario.model_copy(update={"sweep": None}), gpus=execution.num_gpus(scenario))
     _ = inputs.privacy  # raises errors of accounts and budgets before a folder is created
-    _tell(progress, *check_batches(inputs), *unreachable(inputs.scenario, unused_code(inputs)))
+    _tell(progress, *check_batches(inputs), *unreachable(inputs.scenario, find_undeclared(inputs)))
     folder = RunFolder.create(out or scenario.output.folder, scenario.name)
     with holding(folder, progress.note) as held:
         checkpoint.begin(held)

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import filter as matching_names
-from functools import partial
 from math import prod
-from typing import Any, Literal, Self, TypeVar
+from typing import Literal, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
 from rayfed import losses
+from rayfed.attacks.adaptive.passage import Passage, find_passages
 from rayfed.attacks.forward_probe import buffers_for, without_tracking
 from rayfed.attacks.matching.batch_norm import MovedStatistics
 from rayfed.attacks.matching.distances import Distance, inner
@@ -123,8 +123,8 @@ class Matching:
     """Precision of the model's passes. Sums over local steps keep the precision of the weights."""
     sent: Sent | None = None
     """Evidence on which parts of the targets were sent. None: all, unchanged."""
-    through: tuple[Callable[[Named], Named], ...] | None = None
-    """Effect of each victim's defence on a gradient, applied before comparison. None: no effect is simulated."""
+    through: tuple[Passage, ...] | None = None
+    """Passage of a gradient through each victim's defences, before the comparison. None: no passage is simulated."""
     relative: RelativeVariation | None = None
     """Variation prior that multiplies the distance, used if its weight is chosen automatically."""
     sought: Named = field(default_factory=dict)
@@ -179,7 +179,7 @@ class Matching:
             tried[:, 0] = 1
         precise = dtype if inner == dtype else torch.float32
         way = way_of(model, network, _cast(weights, precise), shape, _cast({"": tried}, precise)[""])
-        through = _through(observations, names, model)
+        through = find_passages(observations, names, model)
         sent = Sent.of(observations, names, dtype, model, alone) if through is None else None
         gradients = [observation.gradient if sent is None else observation.step for observation in observations]
         targets = _cast({name: torch.stack([g[name] for g in gradients]) for name in names}, dtype)
@@ -288,7 +288,7 @@ class Matching:
     def losses(self, points: Tensor, victims: Tensor) -> Tensor:
         """Return the objective at points (Q, D) of victims (Q,), with its autograd graph: (Q,)."""
         images, gradients, targets = self._matched(points, victims)
-        loss = self.distance(gradients, targets)
+        loss = self._apart(gradients, targets, victims)
         if self.sent is not None and self.sent.signs is not None:
             wrong = self._unit(targets) * wrong_signs(gradients, targets)
             loss = torch.where(self.sent.signs[victims], wrong, loss)
@@ -298,6 +298,15 @@ class Matching:
         if self.relative is not None:
             loss = self.relative(loss, images, victims)
         return loss if self.prior is None else loss + self.prior(images)
+
+    def _apart(self, gradients: Named, targets: Named, victims: Tensor) -> Tensor:
+        """Return the distance between gradients and targets, (Q,), or the nats of noise with a structure."""
+        if self.through is None or not self.through[0].structured:
+            return self.distance(gradients, targets)
+        nats = []
+        for row, victim in enumerate(victims.tolist()):
+            nats.append(self.through[victim].nats({name: g[row] for name, g in gradients.items()}))
+        return torch.stack(nats).to(next(iter(gradients.values()))) * self._unit(targets)
 
     def _matched(self, points: Tensor, victims: Tensor) -> tuple[Tensor, Named, Named]:
         """Return images of points (Q, D) of victims (Q,), with gradients and targets of all rounds merged."""
@@ -314,7 +323,7 @@ class Matching:
         gradients = self._gradients(images, labels, found)
         if self.through is not None:
             parts = [{name: g[row] for name, g in gradients.items()} for row in range(len(victims))]
-            made = [self.through[victim](part) for victim, part in zip(victims.tolist(), parts, strict=True)]
+            made = [self.through[victim].send(part) for victim, part in zip(victims.tolist(), parts, strict=True)]
             return {name: torch.stack([one[name] for one in made]) for name in gradients}, targets
         if self.sent is None:
             return gradients, targets
@@ -428,29 +437,6 @@ def _runs_in(model: nn.Module, dtype: torch.dtype, shape: tuple[int, ...], devic
     except Exception:  # a user's model may raise any exception
         return False
     return True
-
-
-def _through(
-    observations: Sequence[Observation], names: Sequence[str], model: nn.Module
-) -> tuple[Callable[[Named], Named], ...] | None:
-    """Return the effects of the victims' defences on a gradient, if known for all victims and for all tensors."""
-    first = observations[0]
-    if first.earlier or first.local.steps > 1 or not set(first.weights) <= set(names):
-        return None
-    found = []
-    for observation in observations:
-        declared = observation.extra.get("observation_model")
-        if declared is None or not declared.changes_values(observation, model):
-            return None
-        task = declared.blank_task(observation, model)
-        found.append(partial(_pass_through, declared, task, observation))
-    return tuple(found)
-
-
-def _pass_through(declared: Any, task: Any, observation: Observation, gradient: Named) -> Named:
-    """Return the gradient that defences make of a gradient, with its dtype."""
-    sent: Named = declared.through(task, gradient, observation)
-    return {name: sent[name].to(tensor) for name, tensor in gradient.items()}
 
 
 def _rows(tensor: Tensor, victims: Tensor) -> Tensor:

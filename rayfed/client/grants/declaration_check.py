@@ -138,9 +138,7 @@ def _differs_in_values(
     return found if found or count <= _REPEATS else _has_structure(declared, *first, noise[: len(noise) // 2 * 2])
 
 
-def _differs_from_density(
-    declared: ObservationModel, task: Task, expected: Named, noise: Tensor
-) -> Mismatch | None:
+def _differs_from_density(declared: ObservationModel, task: Task, expected: Named, noise: Tensor) -> Mismatch | None:
     """Test draws of noise (M, D) for the declared density, tensor by tensor, by two shifts of one deviation."""
     assert declared.noise is not None
     sizes = [tensor.numel() for tensor in expected.values()]

@@ -1,0 +1,105 @@
+"""Passage of a gradient through the defences of a victim, for searches: maximum likelihood through the declarations.
+
+A search compares the update with what the defences send for the gradient of its images (Athalye 2018, "Obfuscated
+gradients give a false sense of security": expectation and straight-through derivatives). Noise with a structure is
+compared by its declared density instead of a distance (Balunovic 2022, "Bayesian framework for gradient leakage").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rayfed.gradients import flatten, unflatten
+from rayfed.update import Named, Observation
+
+_EQUAL = 0.01
+"""Largest relative difference between the precisions of values whose noise has no structure."""
+
+
+@dataclass(frozen=True)
+class Passage:
+    """Passage of a gradient through the defences of one victim."""
+
+    declared: Any
+    """Observation model of the victim (`rayfed.client.observation_model`)."""
+    task: Any
+    """The victim's task, with blank samples."""
+    observation: Observation
+    structured: bool
+    """Whether the update is compared by the density of the noise."""
+    silence: float = 1.0
+    """Nats of the update for a gradient of zeros."""
+
+    def send(self, gradient: Named) -> Named:
+        """Return what the defences make of a gradient, divided by the update's scale, with the gradient's dtype."""
+        sent: Named = self.declared.through(self.task, gradient, self.observation)
+        return {name: sent[name].to(tensor) for name, tensor in gradient.items()}
+
+    def nats(self, sent: Named) -> Tensor:
+        """Return minus the log-likelihood of the update for a result of `send`, divided by that of zeros."""
+        observation = self.observation
+        expected = {name: observation.scale * tensor for name, tensor in sent.items()}
+        update = {name: tensor.to(expected[name]) for name, tensor in observation.update.items()}
+        values = self.declared.noise.log_likelihood(self.task, update, expected)
+        masks = self.declared.sent_values(observation.update, observation)
+        parts = []
+        for name, value in values.items():
+            mask = masks.get(name)
+            parts.append(value.sum() if mask is None else torch.where(mask, value, 0.0).sum())
+        return -torch.stack(parts).sum() / self.silence
+
+
+def find_passages(
+    observations: Sequence[Observation], names: Sequence[str], model: nn.Module
+) -> tuple[Passage, ...] | None:
+    """Return the passage of each victim; None if a gradient passes unchanged, or if the defences are not known."""
+    first = observations[0]
+    if first.earlier or first.local.steps > 1 or not set(first.weights) <= set(names):
+        return None
+    found = []
+    for observation in observations:
+        declared = observation.extra.get("observation_model")
+        if declared is None or declared.inverted or not observation.update:
+            return None
+        structured = _has_structure(declared, observation, model)
+        if not (structured or declared.changes_values(observation, model)):
+            return None
+        found.append(_passage(declared, observation, model, structured))
+    return tuple(found)
+
+
+def _passage(declared: Any, observation: Observation, model: nn.Module, structured: bool) -> Passage:
+    task = declared.blank_task(observation, model)
+    passage = Passage(declared, task, observation, structured)
+    if not structured:
+        return passage
+    silence = float(passage.nats({name: torch.zeros_like(tensor) for name, tensor in observation.update.items()}))
+    return Passage(declared, task, observation, structured, silence if silence > 0 else 1.0)
+
+
+def _has_structure(declared: Any, observation: Observation, model: nn.Module) -> bool:
+    """Return whether the noise is not normal with one deviation, in which case a distance would ignore its density.
+
+    The score of normal noise is minus the residual times the precision, which is the same for all values.
+    """
+    if declared.noise is None or (declared.samplewise and observation.batch_size > 1):
+        return False
+    task = declared.blank_task(observation, model)
+    expected = {name: torch.zeros_like(tensor).requires_grad_() for name, tensor in observation.update.items()}
+    draw = torch.Generator().manual_seed(0)
+    drawn = torch.randn(flatten(observation.update).shape, generator=draw)
+    residual = unflatten(drawn.to(flatten(observation.update)), observation.update)
+    try:
+        with torch.enable_grad():
+            values = declared.noise.log_likelihood(task, residual, expected)
+            total = torch.stack([value.sum() for value in values.values()]).sum()
+            slopes = torch.autograd.grad(total, list(expected.values()), allow_unused=True, materialize_grads=True)
+    except Exception:  # code of users may raise anything
+        return False
+    precisions = torch.cat([s.flatten() / r.flatten() for s, r in zip(slopes, residual.values(), strict=True)])
+    return bool((precisions / precisions.median() - 1).abs().max() > _EQUAL)

@@ -11,7 +11,7 @@ end says nothing about the true sample.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -185,9 +185,13 @@ class ObservationModel:
         def sent(values: Tensor) -> Tensor:
             return flatten(self.through(task, unflatten(values, task.weights), observation)).double()
 
+        declared = all(stage.is_declared for stage in self.stages)
         try:
             with torch.enable_grad():
-                return _has_slope(sent, one.requires_grad_(), step * _STEP, observation.scale)
+                made = sent(one.requires_grad_())
+                if torch.equal(made, one):
+                    return False
+                return _has_slope(sent, made, one, None if declared else step * _STEP)
         except Exception:  # code of users may raise anything for double precision
             return False
 
@@ -242,12 +246,14 @@ def _as_update(gradient: Named, observation: Observation) -> Named:
     return gradient if observation.scale == 1 else {name: observation.scale * g for name, g in gradient.items()}
 
 
-def _has_slope(sent: object, one: Tensor, step: Tensor, scale: float) -> bool:
-    """Return whether a function of vectors changes them, and has a derivative that predicts its values."""
-    assert callable(sent)
-    made = sent(one)
-    if torch.equal(made, one):
-        return False
+def _has_slope(sent: Callable[[Tensor], Tensor], made: Tensor, one: Tensor, step: Tensor | None) -> bool:
+    """Return whether the derivative of a function at `one`, where it is `made`, predicts its values after a step.
+
+    Without a step, whether the derivative is finite and not zero.
+    """
+    if step is None:
+        (slope,) = torch.autograd.grad(made.sum(), one, materialize_grads=True)
+        return bool(slope.isfinite().all() and slope.any())
     moved = (sent(one + step) - made).detach()
     (slope,) = torch.autograd.grad(made @ moved, one, materialize_grads=True)
     size = float(moved.square().sum())

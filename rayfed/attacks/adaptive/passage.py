@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rayfed.attacks.matching.sent import signs_alone
 from rayfed.gradients import flatten, unflatten
 from rayfed.update import Named, Observation
 
@@ -64,8 +65,8 @@ def find_passages(
     found = []
     for observation in observations:
         declared = observation.extra.get("observation_model")
-        if declared is None or declared.inverted or not observation.update:
-            return None
+        if declared is None or declared.inverted or not observation.update or signs_alone(observation.step):
+            return None  # signs are matched without this model
         structured = _has_structure(declared, observation, model)
         if not (structured or declared.changes_values(observation, model)):
             return None

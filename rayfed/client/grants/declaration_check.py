@@ -104,7 +104,7 @@ def _tasks(declared: ObservationModel, observation: Observation, model: nn.Modul
 def _differs_in_samples(declared: ObservationModel, task: Task) -> Mismatch | None:
     sent = data_method(declared.defences)(_seeded(task, 0))
     expected = declared.train_on(_seeded(task, 0))
-    if any(defence.latent for defence in declared.defences):
+    if any(defence.has_latents for defence in declared.defences):
         return None
     same = sent.inputs.shape == expected.inputs.shape and _close(sent.inputs, expected.inputs)
     return None if same and torch.equal(sent.labels, expected.labels) else Mismatch.SAMPLES
@@ -138,9 +138,7 @@ def _differs_in_values(
     return found if found or count <= _REPEATS else _has_structure(declared, *first, noise[: len(noise) // 2 * 2])
 
 
-def _differs_from_density(
-    declared: ObservationModel, task: Task, expected: Named, noise: Tensor
-) -> Mismatch | None:
+def _differs_from_density(declared: ObservationModel, task: Task, expected: Named, noise: Tensor) -> Mismatch | None:
     """Test draws of noise (M, D) for the declared density, tensor by tensor, by two shifts of one deviation."""
     assert declared.noise is not None
     sizes = [tensor.numel() for tensor in expected.values()]

@@ -56,7 +56,7 @@ class ObservationModel:
     @property
     def noise(self) -> Defence | None:
         """Return the last defence that adds noise; None if none does."""
-        return next((stage for stage in reversed(self.stages) if adds_noise(stage)), None)
+        return next((stage for stage in reversed(self.stages) if stage.adds_noise), None)
 
     @property
     def samplewise(self) -> bool:
@@ -207,7 +207,7 @@ class ObservationModel:
     def _removing(self) -> int:
         """Return the place of the first of the last defences that only remove values, which shows in the update."""
         place = len(self.stages)
-        while place and self.stages[place - 1].overrides("exposed") and not adds_noise(self.stages[place - 1]):
+        while place and self.stages[place - 1].overrides("exposed") and not self.stages[place - 1].adds_noise:
             place -= 1
         return place
 
@@ -216,11 +216,6 @@ class ObservationModel:
         if stage.is_declared:
             return stage.transform(task, tensors)
         return run_defences([stage], task, tensors, torch.zeros(())).tensors
-
-
-def adds_noise(defence: Defence) -> bool:
-    """Return whether a defence declares noise."""
-    return defence.overrides("log_likelihood")
 
 
 def run_defences(defences: Sequence[Defence], task: Task, gradient: Named, loss: Tensor) -> Update:

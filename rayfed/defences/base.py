@@ -125,10 +125,6 @@ class Defence:
     post_processes: ClassVar[bool] = False
     """Whether the defence reads only the values to be sent and never the data. The guarantee of an earlier defence in
     the pipeline then still holds."""
-    latent: ClassVar[bool] = False
-    """Whether the declaration ignores something that the attacker does not know, such as random numbers that are not
-    in `log_likelihood`, or other samples of the client. A search can then not be compared with the true samples, so the
-    verdict is at best inconclusive."""
     private_epochs: int = 0
     """Epochs over a client's data that train only its private layers, run whenever new global weights arrive."""
 
@@ -151,6 +147,20 @@ class Defence:
     def needs_all(self) -> str | None:
         """Return why no client of a round may drop out, in words; None if clients may drop out."""
         return None
+
+    @property
+    def adds_noise(self) -> bool:
+        """Return whether the defence, with its parameters, adds the noise that `log_likelihood` declares."""
+        return self.overrides("log_likelihood")
+
+    @property
+    def has_latents(self) -> bool:
+        """Return whether the declaration ignores something that the attacker does not know.
+
+        Examples are other samples of the client, its state, and random numbers that are not in `log_likelihood`. A
+        search can then not be compared with the true samples, so the verdict is at best inconclusive.
+        """
+        return False
 
     def adapt_model(self, model: nn.Module) -> nn.Module:
         """Change the model's architecture before the weights are initialised, and return the model."""
@@ -193,7 +203,8 @@ class Defence:
     def log_likelihood(self, task: Task, sent: Named, expected: Named) -> Named:
         """Declare the noise: the log density of each sent value, for the result `expected` of `transform`.
 
-        Terms that do not depend on `expected` may be left out. Not to be overridden by a defence without noise.
+        Terms that do not depend on `expected` may be left out. If only some parameters of the defence add noise,
+        override `adds_noise`, too.
         """
         raise NotImplementedError
 

@@ -16,11 +16,12 @@ _EXACT = 1e-6
 
 def straight_through(values: Tensor, tensor: Tensor) -> Tensor:
     """Return `values`, with the derivative of the identity with respect to `tensor` (Bengio 2013, section 2)."""
-    return tensor + (values - tensor).detach()
+    # The difference is exactly 0, so the values are not rounded.
+    return values.detach() + (tensor - tensor.detach())
 
 
 def normal_log_likelihood(sent: Named, expected: Named, deviation: float | Named) -> Named:
-    """Return the log density of each sent value under normal noise, up to a constant.
+    """Return the log density of each sent value under normal noise, without the constant log sqrt(2 pi).
 
     `deviation` is the standard deviation, of all values or of each one. Values with deviation 0 have rounding errors
     only.
@@ -29,7 +30,7 @@ def normal_log_likelihood(sent: Named, expected: Named, deviation: float | Named
     for name, tensor in sent.items():
         own = deviation[name] if isinstance(deviation, dict) else torch.tensor(deviation)
         width = _at_least_rounding(own.to(tensor), tensor)
-        likelihoods[name] = -((tensor - expected[name]) / width).double().square() / 2
+        likelihoods[name] = -((tensor - expected[name]) / width).double().square() / 2 - width.double().log()
     return likelihoods
 
 

@@ -43,6 +43,7 @@ from rayfed.aggregation.base import AnyAggregation
 from rayfed.aggregation.fedavg import FedAvg
 from rayfed.aggregation.noisy_sum import NoisySum
 from rayfed.defences.base import Defence, Task, UpdateMethod
+from rayfed.defences.declarations import normal_log_likelihood
 from rayfed.defences.noise import clipped
 from rayfed.defences.private import Private
 from rayfed.errors import UserError
@@ -51,7 +52,7 @@ from rayfed.privacy.printing import at_least, at_most
 from rayfed.privacy.sampling import gaussian, noised
 from rayfed.privacy.spending import Setting, Spending
 from rayfed.registry import component
-from rayfed.update import Update
+from rayfed.update import Named, Update
 
 
 @component
@@ -81,21 +82,39 @@ class DpFedAvg(Private):
         """Return why no client may drop out if clients add the noise (each adds one part); None if the server does."""
         return "the client's part of the noise would be missing from the sum" if self.noise == "clients" else None
 
+    @property
+    def adds_noise(self) -> bool:
+        """Return whether clients add noise to their updates; the server's noise is not in an update."""
+        return self.noise == "clients" and self.noise_multiplier != 0
+
+    def transform(self, task: Task, tensors: Named) -> Named:
+        """Return the clipped update."""
+        return clipped(tensors, self.clip, 2)
+
+    def log_likelihood(self, task: Task, sent: Named, expected: Named) -> Named:
+        """Return the log density of each sent value: normal, with the variance of rounding to steps added."""
+        part = self._part(task)
+        return normal_log_likelihood(sent, expected, sqrt(part**2 + step_of(self.clip, part) ** 2 / 12))
+
     def wrap_update(self, next: UpdateMethod) -> UpdateMethod:
         """Clip the client's update, and add the client's part of the noise."""
 
         def update(task: Task) -> Update:
             sent = next(task)
             if self.noise == "server":
-                return replace(sent, tensors=clipped(sent.tensors, self.clip, 2), bits=32)
-            tensors = clipped({n: t.double() for n, t in sent.tensors.items()}, self.clip, 2)
-            part = self.deviation / sqrt(task.clients_per_round)
+                return replace(sent, tensors=self.transform(task, sent.tensors), bits=32)
+            tensors = self.transform(task, {n: t.double() for n, t in sent.tensors.items()})
+            part = self._part(task)
             step = step_of(self.clip, part)
             noisy = noised(tensors, part, partial(gaussian, dtype=torch.float64), task.generator)
             rounded = {n: (torch.floor(t / step + 0.5) * step).to(sent.tensors[n]) for n, t in noisy.items()}
             return replace(sent, tensors=rounded, bits=32)
 
         return update
+
+    def _part(self, task: Task) -> float:
+        """Return the standard deviation of one client's part of the noise."""
+        return self.deviation / sqrt(task.clients_per_round)
 
     def refuses(self, later: Sequence[Defence]) -> str | None:
         """Return why no later defence may follow `dp_fedavg`, in words; None if there is no later defence."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.defences.base import Batch, GradientMethod, Task
+from rayfed.defences.declarations import normal_log_likelihood
 from rayfed.defences.noise import clip_factors, sample_norms, scaled_sum
 from rayfed.defences.private import Private
 from rayfed.defences.sample_gradients import check_sample_gradients
@@ -75,6 +76,19 @@ class DpSgd(Private):
             return mean, torch.cat(losses).mean() if losses else torch.tensor(torch.nan, device=batch.inputs.device)
 
         return gradient
+
+    @property
+    def adds_noise(self) -> bool:
+        """Return whether the noise has a deviation above 0."""
+        return self.noise_multiplier != 0
+
+    def transform(self, task: Task, tensors: Named) -> Named:
+        """Return the sum of the clipped sample gradients (N, ...), divided by the expected batch size."""
+        return {name: total / task.batch_size for name, total in self.clipped_sum(tensors, task).items()}
+
+    def log_likelihood(self, task: Task, sent: Named, expected: Named) -> Named:
+        """Return the log density of each sent value: normal around the mean of the clipped sample gradients."""
+        return normal_log_likelihood(sent, expected, self.noise(task) / task.batch_size)
 
     def clipped_sum(self, each: Named, task: Task) -> Named:
         """Return the sum over samples of gradients (N, ...), each clipped to a joint norm over all layers."""

@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import Field
 from torch import nn
 
-from rayfed.defences.base import Defence
+from rayfed.defences.base import Defence, Task
 from rayfed.models.head import before_head, untouched
 from rayfed.registry import component
 from rayfed.update import Named, Update
@@ -27,6 +27,10 @@ class Dropout(Defence):
     def adapt_model(self, model: nn.Module) -> nn.Module:
         """Insert a dropout layer before the last linear layer. Raises `UserError` if the model has no linear layer."""
         return before_head(model, "dropout", lambda _: nn.Dropout(self.rate))
+
+    def transform(self, task: Task, tensors: Named) -> Named:
+        """Return the gradient unchanged: the model of the task is the adapted one."""
+        return tensors
 
     def exposed(self, update: Update) -> Named:
         """Return a mask of the layers before the dropout layer. Dropped columns of the last layer's gradient are 0."""

@@ -10,8 +10,9 @@ from dataclasses import replace
 from typing import ClassVar
 
 from rayfed.defences.base import Defence, Task, UpdateMethod
+from rayfed.defences.declarations import straight_through
 from rayfed.registry import component
-from rayfed.update import Update
+from rayfed.update import Named, Update
 
 
 @component
@@ -21,7 +22,6 @@ class Compression(Defence):
     # The residual is computed only from the output of earlier defences, so it reveals no more than they do.
     vectorises: ClassVar[bool] = True
     post_processes: ClassVar[bool] = True
-    nothing_to_undo: ClassVar[bool] = True
 
     error_feedback: bool = False
     """Add the compression error of this update to the client's next update, instead of losing it."""
@@ -29,6 +29,18 @@ class Compression(Defence):
     def compress(self, task: Task, update: Update) -> Update:
         """Return a compressed update, which approximates the given update."""
         raise NotImplementedError
+
+    @property
+    def has_latents(self) -> bool:
+        """Return whether an error of earlier updates, which the attacker does not know, is added (error feedback)."""
+        return self.error_feedback
+
+    def transform(self, task: Task, tensors: Named) -> Named:
+        """Return the compressed tensors, with the derivative of the identity."""
+        exact = {name: tensor.detach() for name, tensor in tensors.items()}
+        update = Update(task.client, task.round, exact, {}, len(task.data.labels), loss=0.0)
+        compressed = self.compress(task, update).tensors
+        return {name: straight_through(compressed[name], tensor) for name, tensor in tensors.items()}
 
     def wrap_update(self, next: UpdateMethod) -> UpdateMethod:
         """Add the compression error of the client's earlier updates to the update, then compress the sum."""

@@ -11,10 +11,11 @@ from typing import Annotated, Literal
 from pydantic import Field
 from torch import nn
 
-from rayfed.defences.base import Defence
+from rayfed.defences.base import Defence, Task
 from rayfed.models.activation import Activation
 from rayfed.models.key_lock import lock_norms
 from rayfed.registry import component
+from rayfed.update import Named
 
 
 @component
@@ -39,3 +40,7 @@ class KeyLock(Defence):
     def adapt_model(self, model: nn.Module) -> nn.Module:
         """Insert the key-locks into the model. Raises `UserError` if the model does not have one of the blocks."""
         return lock_norms(model, self.blocks, self.length, self.activation, self.start == "common")
+
+    def transform(self, task: Task, tensors: Named) -> Named:
+        """Return the gradient unchanged: the model of the task is the adapted one."""
+        return tensors

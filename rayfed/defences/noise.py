@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from rayfed.defences.base import Defence, Task, UpdateMethod
+from rayfed.defences.declarations import laplace_log_likelihood, normal_log_likelihood
 from rayfed.number_types import check_types
 from rayfed.privacy.accountant import Release
 from rayfed.privacy.printing import at_least
@@ -37,7 +38,6 @@ class LocalNoise(Defence):
 
     vectorises: ClassVar[bool] = True
     post_processes: ClassVar[bool] = True
-    nothing_to_undo: ClassVar[bool] = True
     family: ClassVar[Literal["gaussian", "laplace"]]
     order: ClassVar[float]
     """Order of the norm used for clipping."""
@@ -71,13 +71,27 @@ class LocalNoise(Defence):
         """Return the noise multiplier (noise scale divided by sensitivity) at which one update satisfies an epsilon."""
         raise NotImplementedError
 
+    @property
+    def adds_noise(self) -> bool:
+        """Return whether the noise has a width above 0."""
+        return self.width > 0
+
+    def transform(self, task: Task, tensors: Named) -> Named:
+        """Return the clipped update."""
+        return tensors if self.clip is None else clipped(tensors, self.clip, self.order)
+
+    def log_likelihood(self, task: Task, sent: Named, expected: Named) -> Named:
+        """Return the log density of each sent value: normal or Laplace around the clipped update."""
+        log_density = normal_log_likelihood if self.family == "gaussian" else laplace_log_likelihood
+        return log_density(sent, expected, self.width)
+
     def wrap_update(self, next: UpdateMethod) -> UpdateMethod:
         """Clip the client's update and add independent noise to every value."""
         width = self.width
 
         def update(task: Task) -> Update:
             sent = next(task)
-            tensors = sent.tensors if self.clip is None else clipped(sent.tensors, self.clip, self.order)
+            tensors = self.transform(task, sent.tensors)
             return replace(sent, tensors=noised(tensors, width, _DRAWS[self.family], task.generator), bits=32)
 
         return update
@@ -116,7 +130,8 @@ def sample_norms(gradients: Tensor) -> Tensor:
     norms: Tensor = torch.linalg.vector_norm(torch.cat(parts, 1), dim=1, dtype=torch.float64)
     doubtful = ~((norms > _LEAST_NORM) & norms.isfinite())
     if doubtful.any():
-        norms[doubtful] = torch.linalg.vector_norm(flat[doubtful], dim=1, dtype=torch.float64)
+        again = torch.linalg.vector_norm(flat[doubtful], dim=1, dtype=torch.float64)
+        norms = norms.index_put((doubtful,), again)  # not in place, because the derivative of a norm reads the norm
     return norms
 
 
@@ -126,7 +141,8 @@ def clip_factors(norms: Tensor, bound: float) -> Tensor:
     The factor is 0 if the norm is not finite or the factor would underflow in single precision. Norms are in double
     precision: in single precision the sum of a million values loses up to 1 %, and small squares underflow.
     """
-    factors = torch.clamp(bound / norms.clamp(min=torch.finfo(norms.dtype).tiny), max=1.0)
+    # A norm of 0 has the factor 1. Division by it would make the derivative NaN.
+    factors = torch.clamp(bound / torch.where(norms > 0, norms, bound), max=1.0)
     return torch.where(norms.isfinite() & (factors >= torch.finfo(torch.float32).tiny), factors, 0.0)
 
 

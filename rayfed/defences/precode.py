@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import Field
 from torch import nn
 
-from rayfed.defences.base import Defence
+from rayfed.defences.base import Defence, Task
 from rayfed.models.bottleneck import VariationalBottleneck
 from rayfed.models.head import before_head, untouched
 from rayfed.registry import component
@@ -36,6 +36,10 @@ class Precode(Defence):
         return before_head(
             model, "precode", lambda features: VariationalBottleneck(features, self.bottleneck, self.beta)
         )
+
+    def transform(self, task: Task, tensors: Named) -> Named:
+        """Return the gradient unchanged: the model of the task is the adapted one."""
+        return tensors
 
     def exposed(self, update: Update) -> Named:
         """Return a mask of the layers before the bottleneck, whose gradients are randomised only indirectly."""

@@ -26,6 +26,7 @@ from torch.func import jvp, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rayfed.defences.base import Batch, Defence, GradientMethod, Task
+from rayfed.defences.declarations import straight_through
 from rayfed.defences.sample_gradients import needing_from_model
 from rayfed.errors import UserError, nearest
 from rayfed.models.build import uses_batch_statistics
@@ -79,6 +80,19 @@ class Soteria(Defence):
             "soteria", "derivatives of features with respect to the input", "use differentiable operations"
         ):
             self._kept_of(self._front(task.model), task, task.weights, task.data)
+
+    @property
+    def has_latents(self) -> bool:
+        """Return whether the columns depend on random probes, which the attacker does not know."""
+        return self.jacobian == "estimated"
+
+    def transform(self, task: Task, tensors: Named) -> Named:
+        """Return the gradient of the task's samples without the pruned columns, with the derivative of the identity."""
+        front = self._front(task.model)
+        name = f"{front.cut}.weight"
+        samples = task.data._replace(inputs=task.data.inputs.detach())
+        kept = self._kept_of(front, task, task.weights, samples)
+        return tensors | {name: straight_through(tensors[name] * kept, tensors[name])}
 
     def wrap_gradient(self, next: GradientMethod) -> GradientMethod:
         """Set the most revealing columns of the layer's weight gradient to zero, in every batch's gradient."""

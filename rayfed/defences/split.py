@@ -11,9 +11,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 from torch import nn
 
-from rayfed.defences.base import Defence
+from rayfed.defences.base import Defence, Task
 from rayfed.models.private_conv import PrivateConv, keep_front
 from rayfed.registry import component
+from rayfed.update import Named
 
 
 @component
@@ -36,6 +37,10 @@ class Split(Defence):
     def adapt_model(self, model: nn.Module) -> nn.Module:
         """Make the model's first layers private. Raises `UserError` if the model begins with too few convolutions."""
         return keep_front(model, self.layers, self._block)
+
+    def transform(self, task: Task, tensors: Named) -> Named:
+        """Return the gradient unchanged: the model of the task is the adapted one."""
+        return tensors
 
     def _block(self, conv: nn.Conv2d, norm: nn.Module | None) -> PrivateConv:
         return PrivateConv(conv, norm, self.start == "common")

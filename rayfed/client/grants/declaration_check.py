@@ -104,7 +104,7 @@ def _tasks(declared: ObservationModel, observation: Observation, model: nn.Modul
 def _differs_in_samples(declared: ObservationModel, task: Task) -> Mismatch | None:
     sent = data_method(declared.defences)(_seeded(task, 0))
     expected = declared.train_on(_seeded(task, 0))
-    if any(defence.latent for defence in declared.defences):
+    if any(defence.has_latents for defence in declared.defences):
         return None
     same = sent.inputs.shape == expected.inputs.shape and _close(sent.inputs, expected.inputs)
     return None if same and torch.equal(sent.labels, expected.labels) else Mismatch.SAMPLES

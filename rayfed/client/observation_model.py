@@ -67,7 +67,7 @@ class ObservationModel:
     def changes_data(self) -> bool:
         """Return whether a defence changes the samples of training, other than by random numbers that are not known."""
         changing = [one for one in self.defences if one.overrides("transform_data", "wrap_data")]
-        return bool(changing) and not any(one.latent for one in changing)
+        return bool(changing) and not any(one.has_latents for one in changing)
 
     @property
     def is_exact(self) -> bool:

@@ -65,12 +65,10 @@ def _attackers_arm(observed: ObservedClient) -> tuple[nn.Module, tuple[Defence, 
 
 def _is_approximate(observed: ObservedClient, defences: tuple[Defence, ...]) -> bool:
     """Return whether the declarations do not determine the likelihood of the true samples."""
-    from rayfed.client.observation_model import adds_noise
-
     one_step = observed.training.algorithm == "fedsgd"
     of_steps = not one_step and any(defence.overrides("wrap_gradient") for defence in defences)
-    noisy = sum(map(adds_noise, defences))
-    latent = any(defence.latent for defence in defences)
+    noisy = sum(defence.adds_noise for defence in defences)
+    latent = any(defence.has_latents for defence in defences)
     averaged = noisy > 0 and observed.attack.averages > 1
     return bool(observed.arm.private) or of_steps or noisy > 1 or latent or averaged
 

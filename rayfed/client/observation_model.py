@@ -27,6 +27,8 @@ from rayfed.update import Named, Observation, Update
 
 _DROWNED = 2.0
 """Largest energy of a tensor that is mostly noise, relative to that of the noise."""
+_SAME = 1e-6
+"""Largest relative difference of equal gradients."""
 _STEP, _CURVED = 0.1, 0.25
 """Step of the test of the derivative, in standard deviations of the gradient, and largest relative error."""
 
@@ -171,10 +173,11 @@ class ObservationModel:
             masks[name] = torch.full_like(tensor, audible, dtype=torch.bool)
         return masks
 
-    def changes_values(self, observation: Observation, model: nn.Module) -> bool:
+    def changes_values(self, observation: Observation, model: nn.Module, scale_free: bool = False) -> bool:
         """Return whether a search has to pass through the defences: they change values, and have a derivative.
 
-        Values that are only removed can be seen in the update, which the matching attacks use without this model.
+        Values that are only removed can be seen in the update, which the matching attacks use without this model. With
+        `scale_free`, a common factor of all values is no change.
         """
         if self.inverted or (self.samplewise and observation.batch_size > 1):
             return False
@@ -189,7 +192,8 @@ class ObservationModel:
         try:
             with torch.enable_grad():
                 made = sent(one.requires_grad_())
-                if torch.equal(made, one):
+                factor = made @ one / (one @ one) if scale_free else 1.0
+                if (made - factor * one).norm() <= _SAME * made.norm():
                     return False
                 return _has_slope(sent, made, one, None if declared else step * _STEP)
         except Exception:  # code of users may raise anything for double precision

@@ -19,7 +19,7 @@ from rayfed.gradients import flatten, unflatten
 from rayfed.update import Named, Observation
 
 _EQUAL = 0.01
-"""Largest relative difference between the precisions of values whose noise has no structure."""
+"""Largest relative difference of equal derivatives, and of a gradient and its multiple."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,12 @@ class Passage:
 
 
 def find_passages(
-    observations: Sequence[Observation], names: Sequence[str], model: nn.Module
+    observations: Sequence[Observation], names: Sequence[str], model: nn.Module, scale_free: bool
 ) -> tuple[Passage, ...] | None:
-    """Return the passage of each victim; None if a gradient passes unchanged, or if the defences are not known."""
+    """Return the passage of each victim; None if a gradient passes unchanged, or if the defences are not known.
+
+    If the distance of the search is `scale_free`, a gradient times a factor counts as unchanged.
+    """
     first = observations[0]
     if first.earlier or first.local.steps > 1 or not set(first.weights) <= set(names):
         return None
@@ -68,7 +71,7 @@ def find_passages(
         if declared is None or declared.inverted or not observation.update or signs_alone(observation.step):
             return None  # signs are matched without this model
         structured = _has_structure(declared, observation, model)
-        if not (structured or declared.changes_values(observation, model)):
+        if not (structured or declared.changes_values(observation, model, scale_free)):
             return None
         found.append(_passage(declared, observation, model, structured))
     return tuple(found)
@@ -84,23 +87,30 @@ def _passage(declared: Any, observation: Observation, model: nn.Module, structur
 
 
 def _has_structure(declared: Any, observation: Observation, model: nn.Module) -> bool:
-    """Return whether the noise is not normal with one deviation, in which case a distance would ignore its density.
+    """Return whether the density of the noise differs between values, or whether values depend on each other.
 
-    The score of normal noise is minus the residual times the precision, which is the same for all values.
+    If it does neither, the derivative of the log density of permuted residuals is permuted in the same way.
     """
     if declared.noise is None or (declared.samplewise and observation.batch_size > 1):
         return False
     task = declared.blank_task(observation, model)
-    expected = {name: torch.zeros_like(tensor).requires_grad_() for name, tensor in observation.update.items()}
-    draw = torch.Generator().manual_seed(0)
-    drawn = torch.randn(flatten(observation.update).shape, generator=draw)
-    residual = unflatten(drawn.to(flatten(observation.update)), observation.update)
+    update = observation.update
+    residuals = torch.randn(flatten(update).shape, generator=torch.Generator().manual_seed(0)).to(flatten(update))
+    order = torch.randperm(len(residuals), generator=torch.Generator().manual_seed(1)).to(residuals.device)
+
+    def score(values: Tensor) -> Tensor:
+        expected = {name: torch.zeros_like(tensor).requires_grad_() for name, tensor in update.items()}
+        likelihoods = declared.noise.log_likelihood(task, unflatten(values, update), expected)
+        total = torch.stack([likelihood.sum() for likelihood in likelihoods.values()]).sum()
+        return flatten(unflatten(torch.cat([s.flatten() for s in _slopes(total, expected)]), update))
+
     try:
         with torch.enable_grad():
-            values = declared.noise.log_likelihood(task, residual, expected)
-            total = torch.stack([value.sum() for value in values.values()]).sum()
-            slopes = torch.autograd.grad(total, list(expected.values()), allow_unused=True, materialize_grads=True)
+            scores, permuted = score(residuals), score(residuals[order])
     except Exception:  # code of users may raise anything
         return False
-    precisions = torch.cat([s.flatten() / r.flatten() for s, r in zip(slopes, residual.values(), strict=True)])
-    return bool((precisions / precisions.median() - 1).abs().max() > _EQUAL)
+    return bool((permuted - scores[order]).norm() > _EQUAL * scores.norm())
+
+
+def _slopes(total: Tensor, tensors: Named) -> Sequence[Tensor]:
+    return torch.autograd.grad(total, list(tensors.values()), allow_unused=True, materialize_grads=True)

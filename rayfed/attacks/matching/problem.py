@@ -19,7 +19,7 @@ from rayfed import losses
 from rayfed.attacks.adaptive.passage import Passage, find_passages
 from rayfed.attacks.forward_probe import buffers_for, without_tracking
 from rayfed.attacks.matching.batch_norm import MovedStatistics
-from rayfed.attacks.matching.distances import Distance, inner
+from rayfed.attacks.matching.distances import Distance, inner, one_minus_cosine
 from rayfed.attacks.matching.local_steps import many_local_updates
 from rayfed.attacks.matching.priors import Prior
 from rayfed.attacks.matching.relative import RelativeVariation, image_nats
@@ -179,7 +179,7 @@ class Matching:
             tried[:, 0] = 1
         precise = dtype if inner == dtype else torch.float32
         way = way_of(model, network, _cast(weights, precise), shape, _cast({"": tried}, precise)[""])
-        through = find_passages(observations, names, model)
+        through = find_passages(observations, names, model, scale_free=distance is one_minus_cosine)
         sent = Sent.of(observations, names, dtype, model, alone) if through is None else None
         gradients = [observation.gradient if sent is None else observation.step for observation in observations]
         targets = _cast({name: torch.stack([g[name] for g in gradients]) for name in names}, dtype)

@@ -91,10 +91,10 @@ def test_an_image_picks_one_sequence_of_the_policy_and_its_own_signs() -> None:
     invert, autocontrast = number_of("invert", 0), number_of("autocontrast", 0)
     policy = f"{invert}+{invert}-{invert}+{autocontrast}"
     images = digit(3).expand(300, -1, -1, -1)
-    found = Ats(policy=policy).transform(images, seeded(1)[0])
+    found = Ats(policy=policy).transformed(images, seeded(1)[0])
     inverted = [torch.allclose(image, 1 - images[0]) for image in found]
     assert np.mean(inverted) == pytest.approx(1 / 3, abs=0.08)
-    moved = Ats(policy="3").transform(images, seeded(1)[0])
+    moved = Ats(policy="3").transformed(images, seeded(1)[0])
     assert len(moved.flatten(1).unique(dim=0)) == 2
 
 

@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from rayfed.defences.base import Batch, DataMethod, Defence, Task
-from rayfed.defences.transformations import NAMES, transform
+from rayfed.defences.transformations import NAMES, has_random_sign, transform
 from rayfed.registry import component
 from rayfed.samples import Modality
 
@@ -39,16 +39,21 @@ class Ats(Defence):
     def _numbers(self) -> list[list[int]]:
         return [[int(one) for one in sequence.split("-")] for sequence in self.policy.split("+")]
 
+    @property
+    def has_latents(self) -> bool:
+        """Return whether the policy is random: several sequences, or transformations with a random sign."""
+        sequences = self._numbers
+        return len(sequences) > 1 or any(has_random_sign(number) for number in sequences[0])
+
+    def transform_data(self, task: Task, batch: Batch) -> Batch:
+        """Return the batch with transformed images."""
+        return batch._replace(inputs=self.transformed(batch.inputs, task.generator))
+
     def wrap_data(self, next: DataMethod) -> DataMethod:
         """Replace the client's images by transformed images in every round."""
+        return lambda task: self.transform_data(task, next(task))
 
-        def data(task: Task) -> Batch:
-            own = next(task)
-            return own._replace(inputs=self.transform(own.inputs, task.generator))
-
-        return data
-
-    def transform(self, images: Tensor, generator: torch.Generator) -> Tensor:
+    def transformed(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Return images (N, C, H, W) in [0, 1], each transformed by a random sequence of the policy."""
         sequences = self._numbers
         picked = torch.randint(len(sequences), (len(images),), generator=generator).to(images.device)

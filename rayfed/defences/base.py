@@ -195,8 +195,8 @@ class Defence:
 
         The result is differentiable with respect to the tensors. A defence that rounds or removes values returns its
         exact values with the derivative of the identity (`rayfed.defences.declarations.straight_through`). `task` is
-        the attacker's: its own samples and random numbers, no state. If the defence is `samplewise`, each tensor has
-        the gradients of the samples along a first dimension.
+        the attacker's: `task.data` has the samples of the gradient, random numbers are its own, and there is no state.
+        If the defence is `samplewise`, each tensor has the gradients of the samples along a first dimension.
         """
         return tensors
 

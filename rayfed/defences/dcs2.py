@@ -95,6 +95,15 @@ class Dcs2(Defence):
             gradients, logits = _sample_gradients(task, task.weights, images, task.data.labels)
             torch.autograd.grad(gradients.sum() + logits.sum(), images)
 
+    @property
+    def has_latents(self) -> bool:
+        """Return True, because concealed samples start from random ones of the client, the public or noise."""
+        return True
+
+    def transform(self, task: Task, tensors: Named) -> Named:
+        """Return the gradient unchanged, because that of concealed samples has nearly the same direction."""
+        return tensors
+
     def wrap_gradient(self, next: GradientMethod) -> GradientMethod:
         """Add concealed samples to each batch, and remove the result's component opposed to the batch's gradient."""
 

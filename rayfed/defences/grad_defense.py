@@ -31,6 +31,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rayfed import seeds
 from rayfed.defences.base import Batch, Defence, GradientMethod, Task
+from rayfed.defences.declarations import straight_through
 from rayfed.defences.sample_gradients import needing_from_model
 from rayfed.gradients import batch_loss, flatten, loss_of, unflatten, within
 from rayfed.models.copying import copy_model
@@ -77,6 +78,23 @@ class GradDefense(Defence):
             ):
                 root_sensitivity(task)
 
+    @property
+    def has_latents(self) -> bool:
+        """Return True: the noise decides which directions are removed, and the density of the rest is unknown.
+
+        Removed directions have no noise, so the sent values have no density in their own space. A density of the other
+        directions needs the probability that exactly these directions are removed.
+        """
+        return True
+
+    def transform(self, task: Task, tensors: Named) -> Named:
+        """Return the exact gradient without the directions that noise of average size hides."""
+        unit = self._deviations(tensors, root_sensitivity(task))
+        values = flatten(tensors).detach()
+        kept = compensated(torch.where(unit == 0, 0.0, values / unit), self.scale, self.q, missing=True)
+        sent = unflatten(torch.where(unit == 0, values, unit * kept), tensors)
+        return {name: straight_through(sent[name], tensor) for name, tensor in tensors.items()}
+
     def wrap_gradient(self, next: GradientMethod) -> GradientMethod:
         """Add noise to each batch's gradient in proportion to sensitivity, then remove directions of pure noise."""
         sensitivity_of = _once_a_round(root_sensitivity)
@@ -89,8 +107,7 @@ class GradDefense(Defence):
 
     def _defended(self, exact: Named, sensitivity: Named, generator: torch.Generator) -> Named:
         check_types(exact, "grad_defense")
-        unit = flatten({name: sensitivity[name].expand(t.shape) for name, t in exact.items()})
-        unit = unit / unit.square().mean().sqrt()
+        unit = self._deviations(exact, sensitivity)
         values = flatten(exact)
         # A layer that does not depend on the input reveals nothing about it, and is sent without noise.
         silent = unit == 0
@@ -98,9 +115,16 @@ class GradDefense(Defence):
         noise = self.scale * torch.randn(values.shape, generator=generator).to(values)
         return unflatten(torch.where(silent, values, unit * compensated(relative + noise, self.scale, self.q)), exact)
 
+    def _deviations(self, tensors: Named, sensitivity: Named) -> Tensor:
+        """Return the standard deviation of each value's noise, (n,), in units of `scale`."""
+        unit = flatten({name: sensitivity[name].expand(t.shape) for name, t in tensors.items()})
+        return unit / unit.square().mean().sqrt()
 
-def compensated(vector: Tensor, scale: float, q: float) -> Tensor:
+
+def compensated(vector: Tensor, scale: float, q: float, missing: bool = False) -> Tensor:
     """Return a noisy vector (n,), with noise of standard deviation `scale`, without directions of pure noise.
+
+    With `missing`, the vector has no noise, and the mean of the noise's eigenvalues is added to the vector's.
 
     The vector is reshaped to a matrix with about q times as many rows as columns. Eigenvectors of its columns'
     covariance are projected out if their eigenvalues are inside scale^2 (1 -+ sqrt(columns / rows))^2 (Marchenko-Pastur
@@ -110,6 +134,7 @@ def compensated(vector: Tensor, scale: float, q: float) -> Tensor:
     rows = -(-len(vector) // columns)
     matrix = F.pad(vector, (0, rows * columns - len(vector))).view(rows, columns)
     eigenvalues, directions = torch.linalg.eigh(matrix.T @ matrix / rows)
+    eigenvalues = eigenvalues + missing * scale**2
     spread = (columns / rows) ** 0.5
     noise = (eigenvalues >= (scale * (1 - spread)) ** 2) & (eigenvalues <= (scale * (1 + spread)) ** 2)
     lost = directions[:, noise]

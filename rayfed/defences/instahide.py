@@ -74,6 +74,16 @@ class InstaHide(Defence):
         """Return the minimum number of public samples: the number of public images per mixture."""
         return self.images - self.least_samples
 
+    @property
+    def has_latents(self) -> bool:
+        """Return True: coefficients and signs are random, and partners may be other samples of the client."""
+        return True
+
+    def transform_data(self, task: Task, batch: Batch) -> Batch:
+        """Return one random mixture of each sample with samples of the batch, or with noise if these are too few."""
+        others = self._noise(task, batch) if len(batch.labels) < self.least_samples else None
+        return self.wrap_data(lambda own: own.data)(task.replace(data=batch, others=others))
+
     def wrap_data(self, next: DataMethod) -> DataMethod:
         """Replace the client's images by mixtures of images with random signs of pixels."""
 
@@ -95,6 +105,12 @@ class InstaHide(Defence):
             return mixtures(torch.where(flips, 1 - mixed, mixed), blend(labels, rows, own / own.sum(1, keepdims=True)))
 
         return data
+
+    def _noise(self, task: Task, batch: Batch) -> Batch:
+        """Return images of noise, with the labels of the batch, in place of the client's other samples."""
+        rows = torch.arange(self.least_samples, device=batch.labels.device) % len(batch.labels)
+        like = batch.inputs.detach()[rows]
+        return Batch(torch.rand(like.shape, generator=task.generator).to(like), batch.labels[rows])
 
     def _coefficients(self, samples: int, draw: np.random.Generator) -> np.ndarray:
         """Sample coefficients (N, images) by rejection, uniformly within the bounds.

@@ -33,6 +33,15 @@ class Mixup(Defence):
     images: Annotated[int, Field(ge=2)] = 2
     """Number of images per mixture, sampled with replacement."""
 
+    @property
+    def has_latents(self) -> bool:
+        """Return True, because the coefficients are random, and partners may be other samples of the client."""
+        return True
+
+    def transform_data(self, task: Task, batch: Batch) -> Batch:
+        """Return one random mixture of each sample with samples of the batch."""
+        return self.wrap_data(lambda own: own.data)(task.replace(data=batch, others=None))
+
     def wrap_data(self, next: DataMethod) -> DataMethod:
         """Replace the client's samples and labels by mixtures with other samples of the client."""
 

@@ -15,7 +15,8 @@ from pydantic import Field
 from torch import Tensor
 
 from rayfed.defences.base import Batch, Defence, GradientMethod, Task
-from rayfed.gradients import flatten
+from rayfed.defences.declarations import normal_log_likelihood, straight_through
+from rayfed.gradients import flatten, unflatten
 from rayfed.number_types import check_types
 from rayfed.registry import component
 from rayfed.update import Named, Update
@@ -41,6 +42,36 @@ class Outpost(Defence):
     pruned: Annotated[float, Field(ge=0, lt=1)] = 0.8
     """Share of each tensor's values that are set to zero before the noise: the smallest."""
 
+    @property
+    def adds_noise(self) -> bool:
+        """Return whether the noise has a deviation above 0."""
+        return self.noise > 0
+
+    def transform(self, task: Task, tensors: Named) -> Named:
+        """Return the pruned gradient of the first local step, with the derivative of the identity."""
+        return {name: straight_through(self._pruned(tensor), tensor) for name, tensor in tensors.items()}
+
+    def log_likelihood(self, task: Task, sent: Named, expected: Named) -> Named:
+        """Return the log density of each sent value: normal for values with noise, and rounding for the others."""
+        deviations = {name: self.noise * self._risk(task.weights[name]) for name in sent}
+        noisy, exact = (normal_log_likelihood(sent, expected, width) for width in (deviations, 0.0))
+        masks = self._noisy_values(sent, expected)
+        return {name: torch.where(masks[name], torch.maximum(noisy[name], exact[name]), exact[name]) for name in sent}
+
+    def _noisy_values(self, sent: Named, expected: Named) -> Named:
+        """Return which values may have noise: the largest ones of the gradient before pruning.
+
+        A pruned value is 0 in `expected`, and has noise if it is not 0 in `sent`. The rest of the noise is on the
+        largest values that are not pruned. If noise of a tensor has width 0, its pruned values do not show whether they
+        count, and some values of the rest have no noise.
+        """
+        sizes, values = flatten(expected).detach().abs(), flatten(sent)
+        noisy = (sizes == 0) & (values != 0)
+        rest = ceil(self.noised * len(sizes)) - int(noisy.sum())
+        largest = sizes.topk(min(max(rest, 0), int((sizes > 0).sum()))).indices
+        noisy[largest] = True
+        return unflatten(noisy, expected)
+
     def wrap_gradient(self, next: GradientMethod) -> GradientMethod:
         """Perturb a batch's gradient with the local step's probability; otherwise leave the gradient unchanged."""
 
@@ -56,11 +87,18 @@ class Outpost(Defence):
         return gradient
 
     def _perturbed(self, gradient: Tensor, weight: Tensor, least: Tensor, generator: torch.Generator) -> Tensor:
+        noise = torch.randn(gradient.shape, generator=generator).to(gradient) * self.noise * self._risk(weight)
+        return self._pruned(gradient) + noise * (gradient.abs() >= least)
+
+    def _pruned(self, gradient: Tensor) -> Tensor:
+        """Return one tensor's gradient with its smallest values set to zero."""
         magnitudes = gradient.abs()
         smallest = magnitudes.flatten().sort().values[int(self.pruned * gradient.numel())]
-        risk = weight.var(correction=0).clamp(max=1)
-        noise = torch.randn(gradient.shape, generator=generator).to(gradient) * self.noise * risk
-        return gradient * (magnitudes >= smallest) + noise * (magnitudes >= least)
+        return gradient * (magnitudes >= smallest)
+
+    def _risk(self, weight: Tensor) -> Tensor:
+        """Return how much a tensor leaks, a scalar: the variance of its weights, at most 1."""
+        return weight.var(correction=0).clamp(max=1)
 
     def exposed(self, update: Update) -> Named:
         """Return a mask of the update's nonzero values. The attacker cannot see which of the values have noise."""

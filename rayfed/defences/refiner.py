@@ -65,6 +65,15 @@ class Refiner(Defence):
             )
             torch.autograd.grad(gradients.flatten(slopes).square().sum(), inputs)
 
+    @property
+    def has_latents(self) -> bool:
+        """Return True, because refined images start from random noise."""
+        return True
+
+    def transform(self, task: Task, tensors: Named) -> Named:
+        """Return the gradient unchanged: the sent gradient is within a distance of `epsilon`."""
+        return tensors
+
     def wrap_gradient(self, next: GradientMethod) -> GradientMethod:
         """Replace a batch's gradient by the gradient of robust data, projected into a ball around the true gradient.
 

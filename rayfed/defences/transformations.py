@@ -78,6 +78,11 @@ NAMES: tuple[tuple[str, int], ...] = tuple(
 """(operation, magnitude from 0 to 9) of every number."""
 
 
+def has_random_sign(number: int) -> bool:
+    """Return whether transformation `number` gives each image a random sign of the strength."""
+    return NAMES[number][0] in _SIGNED
+
+
 def transform(images: Tensor, number: int, generator: torch.Generator) -> Tensor:
     """Apply transformation `number` to images (N, C, H, W) in [0, 1], with a random sign per image if signed."""
     name, magnitude = NAMES[number]

@@ -53,6 +53,15 @@ class Vae(Defence):
     """The paper's privacy budget, for one pixel of one reconstruction. It does not bound the leakage of the client's
     images."""
 
+    @property
+    def has_latents(self) -> bool:
+        """Return True, because the client trains the autoencoder on all of its samples, and the noise is random."""
+        return True
+
+    def transform_data(self, task: Task, batch: Batch) -> Batch:
+        """Return the batch unchanged, which is what an exact autoencoder returns without noise."""
+        return Batch(batch.inputs, batch.labels)
+
     def wrap_data(self, next: DataMethod) -> DataMethod:
         """Replace the client's images by reconstructions of the client's autoencoder, with Laplace noise."""
 

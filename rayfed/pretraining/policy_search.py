@@ -84,7 +84,7 @@ class Examiner:
         """Return the scores of a transformation policy, or of the untransformed images if `policy` is None."""
         images = self.images
         if policy is not None:
-            images = Ats(policy=policy).transform(images, seeds.torch_generator(self.seed, "transform"))
+            images = Ats(policy=policy).transformed(images, seeds.torch_generator(self.seed, "transform"))
         return ScoredPolicy(policy or "", self.privacy(images[: self.attacked]), self.accuracy(images))
 
     def privacy(self, images: Tensor) -> float:

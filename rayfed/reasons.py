@@ -17,7 +17,7 @@ class Reason(StrEnum):
     MASKED = "masked"
     """The update is masked."""
     UNDECLARED = "undeclared"
-    """A defence does not declare what it does, so a search cannot be compared with the true samples."""
+    """A defence does not declare its effect, so a search cannot be compared with the true samples."""
     DECLARATION_WRONG = "declaration_wrong"
     """A defence does something else than it declares."""
     DECLARATION_NOT_TESTED = "declaration_not_tested"

@@ -532,10 +532,10 @@ def test_what_defences_take_is_measured_for_as_long_as_there_is_time(monkeypatch
 
 
 def test_an_attacker_that_could_not_do_what_its_name_says_shows_nothing() -> None:
-    rows = [row("none", 1, 30.0), row("x", 1, 9.0, reason=Reason.CODE_NOT_RUN)]
+    rows = [row("none", 1, 30.0), row("x", 1, 9.0, reason=Reason.UNDECLARED)]
     [_, found] = findings(rows, IMAGES)
-    assert found.state == "inconclusive"
-    assert states(row("none", 1, 30.0), row("x", 1, 30.0, reason=Reason.CODE_NOT_RUN))["x", 1] == "leaks"
+    assert found.state == "not measured"
+    assert states(row("none", 1, 30.0), row("x", 1, 30.0, reason=Reason.UNDECLARED))["x", 1] == "leaks"
     fitted = row("x", 1, 9.0, message="soft labels were fitted")
     assert states(row("none", 1, 30.0), fitted)["x", 1] == "not reconstructed"
 

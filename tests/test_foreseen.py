@@ -81,7 +81,7 @@ def test_an_own_defence_of_which_attacks_do_not_use_all_is_told_of_before_the_ru
     inputs = prepare(given(INFORMED, changes=own))
     [said] = unreachable(inputs.scenario, find_undeclared(inputs))
     assert said.startswith("own: ")
-    assert find_undeclared(inputs)["own", "informed"].reason == Reason.CODE_PARTLY_USED
+    assert find_undeclared(inputs)["own", "informed"].reason == Reason.UNDECLARED
     inputs = prepare(given(INFORMED))
     assert unreachable(inputs.scenario, find_undeclared(inputs)) == []
 

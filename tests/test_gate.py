@@ -494,8 +494,8 @@ def test_no_membership_passes_for_attackers_who_do_not_know_the_defence() -> Non
         inputs = GateInputs(SCENARIO | {"attacks": [spec]}, [], [bare, scored("x", 0.01)])
         [check] = check_bounds(inputs, [bound], ["x"])
         assert (check.state, check.kinds) == ("inconclusive", [ReasonKind.NO_ADAPTIVE_MEMBERSHIP])
-    unused = scored("x", 0.01, reason=Reason.CODE_PARTLY_USED, message="noise takes few values")
-    doubt = {ReasonKind.DOUBT: (Reason.CODE_PARTLY_USED, unused["message"])}
+    unused = scored("x", 0.01, reason=Reason.UNDECLARED, message="noise takes few values")
+    doubt = {ReasonKind.DOUBT: (Reason.UNDECLARED, unused["message"])}
     assert dict(of_members(bound, bare, unused)["x"].reasons) == doubt
     blind = [scored(arm, apart, attack="non-adaptive") for arm, apart in (("none", 0.3), ("x", 0.01))]
     weak = [scored(arm, 0.0) for arm in ("none", "x")]
@@ -522,7 +522,7 @@ def test_identity_passes_where_its_interval_is_below_the_bound() -> None:
 
 @pytest.mark.parametrize(
     "more",
-    [{"knowledge": []}, {"knowledge": ["labels"]}, {"reason": Reason.CODE_NOT_RUN}, {"fit": 0.9}, {"fit": None}],
+    [{"knowledge": []}, {"knowledge": ["labels"]}, {"reason": Reason.BUFFERS_NOT_SOLVED}, {"fit": 0.9}, {"fit": None}],
 )
 @pytest.mark.parametrize("bare_psnr", [12.0, 40.0])
 def test_no_identity_passes_without_a_valid_adaptive_attack(more: dict[str, Any], bare_psnr: float) -> None:

@@ -271,7 +271,7 @@ def test_more_iterations_are_advised_if_a_search_did_not_converge() -> None:
     assert step_of([]) is None
 
 
-@pytest.mark.parametrize("why", [Reason.BUFFERS_NOT_SOLVED, Reason.CODE_NOT_RUN])
+@pytest.mark.parametrize("why", [Reason.BUFFERS_NOT_SOLVED, Reason.UNDECLARED, Reason.DECLARATION_WRONG])
 def test_more_time_is_not_the_next_step_where_an_attacker_could_not_use_what_it_saw(why: Reason) -> None:
     rows = [row("bare", 30.0), row("noise", 9.0, reason=why)]
     assert step_of(rows) == NextStep(Step.REMOVE_REASON, ("noise",), why)
@@ -343,9 +343,10 @@ def test_an_attack_that_failed_leaves_even_a_bare_arm_unmeasured() -> None:
 
 
 def test_of_unlike_batches_the_weakest_statement_counts() -> None:
-    lacking = row("noise", 9.0, batch_size=8, reason=Reason.CODE_NOT_RUN)
-    told = of(row("bare", 30.0), row("bare", 30.0, batch_size=8), row("noise", 9.0), lacking)
-    assert told["noise"].state == "inconclusive"
+    for reason, state in ((Reason.UNDECLARED, "not measured"), (Reason.BUFFERS_NOT_SOLVED, "inconclusive")):
+        open_still = row("noise", 9.0, batch_size=8, reason=reason)
+        verdicts = of(row("bare", 30.0), row("bare", 30.0, batch_size=8), row("noise", 9.0), open_still)
+        assert verdicts["noise"].state == state
 
 
 def test_a_federations_protection_is_every_arms() -> None:

@@ -32,11 +32,11 @@ def with_fit(
     """Return reconstructions with `fit`, `fits` and `nats`: how well each gradient matches the observed gradient.
 
     `fit` is the sine of the angle between the two gradients, divided by that of a grey sample. It is 0 for the true
-    samples and any with the same gradient, and about 1 if a reconstruction explains no more than grey. `fits` are
+    samples and any with the same gradient, and about 1 for a reconstruction that is as far as grey. `fits` are
     distances for each part of the gradient and of the returned buffers, relative to grey. Their values are raised to
     the power `_EVEN`.
 
-    An attacker that knows the defences' code compares the update with what the defences send for the samples
+    An attacker that knows the defences' code compares the update with the defended update of the samples
     (`rayfed.client.observation_model`). With noise, only `nats` are known: minus the log-likelihood of the update. All
     are None if a comparison is impossible: several local steps, no update, non-finite values, a failing model, or
     defences whose declarations do not determine the likelihood.
@@ -94,7 +94,7 @@ def judged(found: Reconstruction, fit: float | None, fits: Tensor | None, nats: 
 
 
 def _sent(images: Tensor, labels: Tensor, observation: Observation, network: nn.Module) -> tuple[Named, float | None]:
-    """Return what a client with the samples sends, in double precision on the CPU, and minus the log-likelihood.
+    """Return the update of a client with the samples, in double precision on the CPU, and minus the log-likelihood.
 
     Without an observation model, this is the gradient. The log-likelihood is None without noise.
     """

@@ -1,10 +1,10 @@
-"""Observation model of an update: what the victim's defences do to a gradient, as the attacker knows it.
+"""Observation model of an update: the effect of the victim's defences on a gradient, as the attacker knows it.
 
 The model is composed of the declarations of the defences: `transform_data`, `transform` and `log_likelihood`
 (`rayfed.defences.base.Defence`). Defences of gradients come first, then those of updates, each in the order of the
 scenario. At most one of them may add noise; a later one may only remove values.
 
-If a defence declares nothing, its code is run in place of the declaration. The search may then find the sample, but its
+If a defence declares nothing, its code is run instead. The search may then find the sample, but its
 end says nothing about the true sample.
 """
 
@@ -45,7 +45,7 @@ class ObservationModel:
     reason: Reason | None = None
     """Reason why the model says nothing about the true sample; None if the declarations are complete and correct."""
     detail: str = ""
-    """What the reason is about, such as the name of a defence."""
+    """Details of the reason, such as the name of a defence."""
     inverted: bool = False
     """Whether the attacker has already inverted the map of gradients, so that the update is a gradient."""
 
@@ -216,14 +216,14 @@ class ObservationModel:
         return place
 
     def _transform(self, stage: Defence, task: Task, tensors: Named) -> Named:
-        """Return what a defence makes of tensors, by its declaration or else by its code."""
+        """Return the effect of a defence on tensors, by its declaration or else by its code."""
         if stage.is_declared:
             return stage.transform(task, tensors)
         return run_defences([stage], task, tensors, torch.zeros(())).tensors
 
 
 def run_defences(defences: Sequence[Defence], task: Task, gradient: Named, loss: Tensor) -> Update:
-    """Return the update that the code of defences sends, with `gradient` in place of the gradient of the samples."""
+    """Return the update that the code of defences sends, with `gradient` as the gradient of the samples."""
 
     def computed(inner: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
         return gradient, loss
@@ -246,7 +246,7 @@ def _as_update(gradient: Named, observation: Observation) -> Named:
 
 
 def _has_slope(sent: Callable[[Tensor], Tensor], made: Tensor, one: Tensor, step: Tensor | None) -> bool:
-    """Return whether the derivative of a function at `one`, where it is `made`, predicts its values after a step.
+    """Return whether the derivative of a function at `one`, with the value `made`, predicts its values after a step.
 
     Without a step, whether the derivative is finite and not zero.
     """

@@ -185,13 +185,13 @@ class Defence:
 
     @property
     def is_declared(self) -> bool:
-        """Return whether the defence declares what it does, in the class that does it or in a subclass of it."""
+        """Return whether the defence declares its effect, in the class that defines the effect or in a subclass."""
         hooks = [hook for hook in _CHANGES if self.overrides(hook)]
         declared = _place(type(self), "transform"), _place(type(self), "transform_data")
         return all(min(declared) <= _place(type(self), hook) for hook in hooks)
 
     def transform(self, task: Task, tensors: Named) -> Named:
-        """Declare what the defence sends for the tensors of a gradient or update, without its noise.
+        """Declare the defence's effect on the tensors of a gradient or update, without its noise.
 
         The result is differentiable with respect to the tensors. A defence that rounds or removes values returns its
         exact values with the derivative of the identity (`rayfed.defences.declarations.straight_through`). `task` is
@@ -201,7 +201,7 @@ class Defence:
         return tensors
 
     def log_likelihood(self, task: Task, sent: Named, expected: Named) -> Named:
-        """Declare the noise: the log density of each sent value, for the result `expected` of `transform`.
+        """Declare the noise: the log density of each sent value, given the result `expected` of `transform`.
 
         Terms that do not depend on `expected` may be left out. If only some parameters of the defence add noise,
         override `adds_noise`, too.
@@ -259,7 +259,7 @@ class Defence:
 
 
 _CHANGES = "adapt_model", "wrap_data", "wrap_gradient", "wrap_update"
-"""Hooks that change what a client sends; a defence that overrides one of them declares the change."""
+"""Hooks that change a client's update; a defence that overrides one of them has to declare the change."""
 
 
 def _place(defence: type, hook: str) -> int:

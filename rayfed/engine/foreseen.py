@@ -49,7 +49,7 @@ def unreachable(scenario: Scenario, undeclared: Undeclared | None = None) -> lis
 def find_undeclared(inputs: Inputs) -> Undeclared:
     """Return why declarations of the user's defences say nothing, by arm and attack.
 
-    Each defence is tested once, for the first update of each attack.
+    Each defence is tested once, on the first update of each attack.
     """
     scenario, found = inputs.scenario, dict[tuple[str, str], Doubt]()
     document = scenario.model_dump(mode="json")

@@ -180,8 +180,8 @@ class AttackRow(SampleRow):
     fit: float | None = column(
         "distance between the gradients of the reconstruction and of the update, relative to a grey sample's, "
         "maximum over the whole gradient (ratio of sines) and its parts, minus that of the true samples; 0 if the "
-        "reconstruction explains the update. With a defence's code: between the update and what the "
-        "defences send for the reconstruction; with noise, 1 if the update is less likely than at the true samples. "
+        "reconstruction explains the update. With a defence's code: between the update and the "
+        "defended update of the reconstruction; with noise, 1 if the update is less likely than at the true samples. "
         "Null after several local steps, or if unknown"
     )
     log_likelihood: float | None = column(

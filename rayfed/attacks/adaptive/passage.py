@@ -1,8 +1,9 @@
 """Passage of a gradient through the defences of a victim, for searches: maximum likelihood through the declarations.
 
-A search compares the update with what the defences send for the gradient of its images (Athalye 2018, "Obfuscated
-gradients give a false sense of security": expectation and straight-through derivatives). Noise with a structure is
-compared by its declared density instead of a distance (Balunovic 2022, "Bayesian framework for gradient leakage").
+A search compares the observed update with the update that the defences would send for the gradient of its images, and
+differentiates through the defences (Athalye 2018, "Obfuscated gradients give a false sense of security"). Noise with a
+structure is compared by its declared density instead of a distance (Balunovic 2022, "Bayesian framework for gradient
+leakage").
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Passage:
     """Nats of the update for a gradient of zeros."""
 
     def send(self, gradient: Named) -> Named:
-        """Return what the defences make of a gradient, divided by the update's scale, with the gradient's dtype."""
+        """Return the defended update of a gradient, divided by the update's scale, with the gradient's dtype."""
         sent: Named = self.declared.through(self.task, gradient, self.observation)
         return {name: sent[name].to(tensor) for name, tensor in gradient.items()}
 
@@ -89,7 +90,7 @@ def _passage(declared: Any, observation: Observation, model: nn.Module, structur
 def _has_structure(declared: Any, observation: Observation, model: nn.Module) -> bool:
     """Return whether the density of the noise differs between values, or whether values depend on each other.
 
-    If it does neither, the derivative of the log density of permuted residuals is permuted in the same way.
+    Otherwise, the derivative of the log density of permuted residuals is permuted in the same way.
     """
     if declared.noise is None or (declared.samplewise and observation.batch_size > 1):
         return False

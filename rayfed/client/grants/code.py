@@ -26,7 +26,7 @@ _checked: WeakKeyDictionary[ClientRuntime, dict[str, tuple[Reason | None, str]]]
 
 @component
 class KnownCode(Grant):
-    """The defences' code: the attacker searches through what the defences declare that they do.
+    """The defences' code: the attacker searches through the effect that the defences declare.
 
     A declaration of a user is first tested against the defence's code, with samples and random numbers of the attacker.
     """

@@ -1,15 +1,14 @@
 """Test of the declarations of a user's defences against their code, on samples and random numbers of the attacker.
 
 The code is run in other rounds, for other clients, weights and samples, and twice with the same state. Without noise,
-the update must be what `transform` returns. With noise, the residuals of many draws, divided by their standard
-deviation, are tested for four properties of independent noise with the declared density p(u | m):
+the update must be what `transform` returns. With noise, the residuals of many updates are tested for four properties of independent noise with the declared density p(u | m):
 
 - The mean of each value is zero.
-- For a shift s, the mean of p(u | m + s) / p(u | m) over draws of u is 1.
-- Two draws x and y of d values have x . y / d of mean 0 and variance tr(C^2) / d^2, which is 1 / d only if the
+- For a shift s, the mean of p(u | m + s) / p(u | m) over updates u is 1.
+- The residuals x and y of two updates with d values have x . y / d of mean 0 and variance tr(C^2) / d^2, which is 1 / d only if the
   correlations C between values are zero. The same holds for the squares of the values. Instead of residuals, these
   tests use scores, the derivatives of log p(u | m) with respect to m, whose mean is 0 as well.
-- Few values occur twice in a draw.
+- Few values occur twice in an update.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from rayfed.gradients import flatten, per_sample_gradients, unflatten
 from rayfed.update import Named, Observation, Update
 
 _DRAWS, _FEWER_DRAWS, _MANY_VALUES = 64, 16, 2**20
-"""Number of draws of noise, and the number for more than `_MANY_VALUES` values."""
+"""Number of noise samples, and the number for more than `_MANY_VALUES` values."""
 _REPEATS = 2
 """Number of runs in each other circumstance."""
 _SAME = 1e-4
@@ -41,7 +40,7 @@ _EQUAL = 1e-7
 _TOLERANCE = 0.05
 """Largest relative error of a density, or of the sum of squared correlations, that does not count."""
 _REPEATED = 0.05
-"""Largest share of values that occur twice in a draw."""
+"""Largest share of values that occur twice in an update."""
 _ENOUGH = 64
 """Smallest number of values for a test of correlations."""
 
@@ -54,7 +53,7 @@ class Mismatch(StrEnum):
     OTHER_PARTS = "buffers, loss or number of samples are changed"
     MEAN = "the mean of the noise is not zero"
     DENSITY = "the noise does not have the density of `log_likelihood`"
-    CORRELATED = "values of the noise depend on each other, or on something besides the generator of the task"
+    CORRELATED = "values of the noise depend on each other, or on something other than the task's generator"
     REPEATED = "values of the noise are repeated"
 
 
@@ -113,7 +112,7 @@ def _differs_in_samples(declared: ObservationModel, task: Task) -> Mismatch | No
 def _differs_in_values(
     declared: ObservationModel, task: Task, observation: Observation, model: nn.Module, count: int
 ) -> Mismatch | None:
-    """Return how updates for a task differ from the declarations, in `count` draws, each repeated with its state."""
+    """Return how updates for a task differ from the declarations, in `count` runs; the first is repeated with its state."""
     residuals, first = [], None
     for seed in range(count):
         state: dict[str, Any] = {}
@@ -139,7 +138,7 @@ def _differs_in_values(
 
 
 def _differs_from_density(declared: ObservationModel, task: Task, expected: Named, noise: Tensor) -> Mismatch | None:
-    """Test draws of noise (M, D) for the declared density, tensor by tensor, by two shifts of one deviation."""
+    """Test noise samples (M, D) for the declared density, tensor by tensor, by two shifts of one deviation."""
     assert declared.noise is not None
     sizes = [tensor.numel() for tensor in expected.values()]
     for name, part in zip(expected, noise.split(sizes, 1), strict=True):
@@ -173,7 +172,7 @@ def _shifted_ratio(
 
 
 def _has_structure(declared: ObservationModel, task: Task, expected: Named, noise: Tensor) -> Mismatch | None:
-    """Test draws of noise (M, D) for a mean and for dependent values, in all tensors together and in each."""
+    """Test noise samples (M, D) for a mean and for dependent values, in all tensors together and in each."""
     scores = torch.stack([_score(declared, task, expected, draw) for draw in noise])
     if not bool(scores.isfinite().all()):
         return Mismatch.DENSITY
@@ -196,7 +195,7 @@ def _has_structure(declared: ObservationModel, task: Task, expected: Named, nois
 
 
 def _score(declared: ObservationModel, task: Task, expected: Named, noise: Tensor) -> Tensor:
-    """Return the derivative of the log density with respect to the expected values, (D,), for one draw."""
+    """Return the derivative of the log density with respect to the expected values, (D,), for one noise sample."""
     assert declared.noise is not None
     mean = {name: tensor.detach().double().requires_grad_() for name, tensor in expected.items()}
     sent = unflatten(flatten(mean).detach() + noise, mean)
@@ -207,7 +206,7 @@ def _score(declared: ObservationModel, task: Task, expected: Named, noise: Tenso
 
 
 def _is_correlated(values: Tensor) -> bool:
-    """Return whether the inner products of draws (M, D) have another mean or variance than those of independent values.
+    """Return whether the inner products of rows (M, D) have another mean or variance than those of independent values.
 
     Each value has mean 0. The variance of an inner product is then the sum of the squared variances of the values.
     """

@@ -21,7 +21,7 @@ _REASONS = {
         "measure the federation's defence itself with adaptive attackers (rayfed audit --defence)."
     ),
     Reason.UNDECLARED: (
-        "declare what the defence of {arms} does: override `transform`, and `log_likelihood` if it adds noise. More "
+        "declare the effect of the defence of {arms}: override `transform`, and `log_likelihood` if it adds noise. More "
         "time does not help."
     ),
     Reason.DECLARATION_WRONG: "correct the declaration of the defence of {arms}. More time does not help.",

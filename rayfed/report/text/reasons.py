@@ -18,7 +18,7 @@ ATTACKERS: dict[tuple[str, ...], str] = {
 REASONS = {
     Reason.ENCRYPTED: "the update is encrypted: the attacker sees a ciphertext, not a gradient",
     Reason.MASKED: "the update is masked: without the other clients' shares it is uniform noise",
-    Reason.UNDECLARED: "a defence does not declare what it does (transform, log_likelihood)",
+    Reason.UNDECLARED: "a defence does not declare its effect (transform, log_likelihood)",
     Reason.DECLARATION_WRONG: "a defence does something else than it declares",
     Reason.DECLARATION_NOT_TESTED: "the declaration of a defence could not be tested against its code",
     Reason.BUFFERS_NOT_SOLVED: "the returned buffers could determine the samples",

@@ -13,7 +13,7 @@ from rayfed.analysis.loading import Run
 from rayfed.cli import app
 from rayfed.defences.base import Defence, Task, UpdateMethod
 from rayfed.engine import runs, sweeps
-from rayfed.engine.foreseen import unreachable, find_undeclared
+from rayfed.engine.foreseen import find_undeclared, unreachable
 from rayfed.engine.inputs import prepare
 from rayfed.engine.local import local
 from rayfed.engine.progress import SweepProgress

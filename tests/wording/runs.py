@@ -114,7 +114,7 @@ def _images(folder: str) -> RunFolder:
     privacy = [
         {"arm": "noise", **GUARANTEE, "epsilon": 2.9555, "note": None},
         {"arm": "weak", **GUARANTEE, "epsilon": 200.0, "note": "seeded noise"},
-        {"arm": "code", **GUARANTEE, "epsilon": None, "note": "no guarantee: private layers"},
+        {"arm": "not tested", **GUARANTEE, "epsilon": None, "note": "no guarantee: private layers"},
         {"arm": "few", "rounds": 5, "note": "empirical: no defence of this arm has a guarantee"},
     ]
     made.write_part("privacy", 0, privacy)

@@ -1,12 +1,13 @@
 """Test of the declarations of a user's defences against their code, on samples and random numbers of the attacker.
 
 The code is run in other rounds, for other clients, weights and samples, and twice with the same state. Without noise,
-the update must be what `transform` returns. With noise, the residuals of many updates are tested for four properties of independent noise with the declared density p(u | m):
+the update must be what `transform` returns. With noise, the residuals of many updates are tested for four
+properties of independent noise with the declared density p(u | m):
 
 - The mean of each value is zero.
 - For a shift s, the mean of p(u | m + s) / p(u | m) over updates u is 1.
-- The residuals x and y of two updates with d values have x . y / d of mean 0 and variance tr(C^2) / d^2, which is 1 / d only if the
-  correlations C between values are zero. The same holds for the squares of the values. Instead of residuals, these
+- For the residuals x and y of two updates with d values, x . y / d has mean 0 and variance tr(C^2) / d^2, which is
+  1 / d only if the correlations C between values are zero. The same holds for the squares of the values. Instead of residuals, these
   tests use scores, the derivatives of log p(u | m) with respect to m, whose mean is 0 as well.
 - Few values occur twice in an update.
 """
@@ -112,7 +113,7 @@ def _differs_in_samples(declared: ObservationModel, task: Task) -> Mismatch | No
 def _differs_in_values(
     declared: ObservationModel, task: Task, observation: Observation, model: nn.Module, count: int
 ) -> Mismatch | None:
-    """Return how updates for a task differ from the declarations, in `count` runs; the first is repeated with its state."""
+    """Return how updates for a task differ from the declarations, in `count` runs; the first is repeated."""
     residuals, first = [], None
     for seed in range(count):
         state: dict[str, Any] = {}

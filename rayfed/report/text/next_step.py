@@ -21,8 +21,8 @@ _REASONS = {
         "measure the federation's defence itself with adaptive attackers (rayfed audit --defence)."
     ),
     Reason.UNDECLARED: (
-        "declare the effect of the defence of {arms}: override `transform`, and `log_likelihood` if it adds noise. More "
-        "time does not help."
+        "declare the effect of the defence of {arms}: override `transform`, and `log_likelihood` if it adds noise. "
+        "More time does not help."
     ),
     Reason.DECLARATION_WRONG: "correct the declaration of the defence of {arms}. More time does not help.",
     Reason.BUFFERS_NOT_SOLVED: (

@@ -46,7 +46,7 @@ from rayfed.metrics.known import default_names
 from rayfed.metrics.labels import even_guess, label_accuracy
 from rayfed.reasons import Reason
 from rayfed.report.gate import Gated, Ruling, read_document, schema
-from rayfed.store.finding import Missing
+from rayfed.store.finding import Doubt, Missing
 from rayfed.store.schemas import UNPLAYED
 from tests.conftest import REPOSITORY
 from tests.result_fixtures import small_sweep
@@ -221,7 +221,7 @@ def test_what_was_recorded_never_passes_and_a_distance_that_may_be_a_mistake_is_
     for far, told in ((0.6, True), (0.4, False)):
         rows = [row("none", 40.0, distortion=0.0), row("x", 9.0, knowledge=["labels"], distortion=far)]
         check = check_x(PSNR, rows, SCENARIO | {"arms": arms})
-        facts = {ReasonKind.DOUBT: (Reason.DEFENCES_UNKNOWN, "")}
+        facts = {ReasonKind.DOUBT: Doubt(Reason.DEFENCES_UNKNOWN, "")}
         facts |= {ReasonKind.WRONG_REPLAY_SETTINGS: far} if told else {}
         assert (check.state, dict(check.reasons)) == ("inconclusive", facts)
 
@@ -495,7 +495,7 @@ def test_no_membership_passes_for_attackers_who_do_not_know_the_defence() -> Non
         [check] = check_bounds(inputs, [bound], ["x"])
         assert (check.state, check.kinds) == ("inconclusive", [ReasonKind.NO_ADAPTIVE_MEMBERSHIP])
     unused = scored("x", 0.01, reason=Reason.UNDECLARED, message="noise takes few values")
-    doubt = {ReasonKind.DOUBT: (Reason.UNDECLARED, unused["message"])}
+    doubt = {ReasonKind.DOUBT: Doubt(Reason.UNDECLARED, unused["message"])}
     assert dict(of_members(bound, bare, unused)["x"].reasons) == doubt
     blind = [scored(arm, apart, attack="non-adaptive") for arm, apart in (("none", 0.3), ("x", 0.01))]
     weak = [scored(arm, 0.0) for arm in ("none", "x")]

@@ -298,7 +298,7 @@ def test_observations_are_built_in_one_place() -> None:
         for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2] == "Observation"
     ]
-    assert [path for path, _ in found] == [
+    assert sorted(path for path, _ in found) == [
         "rayfed/attacks/given.py",
         "rayfed/client/grants/code.py",  # without an update, to test a declaration
         "rayfed/client/observations.py",

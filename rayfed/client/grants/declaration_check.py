@@ -7,8 +7,8 @@ properties of independent noise with the declared density p(u | m):
 - The mean of each value is zero.
 - For a shift s, the mean of p(u | m + s) / p(u | m) over updates u is 1.
 - For the residuals x and y of two updates with d values, x . y / d has mean 0 and variance tr(C^2) / d^2, which is
-  1 / d only if the correlations C between values are zero. The same holds for the squares of the values. Instead of residuals, these
-  tests use scores, the derivatives of log p(u | m) with respect to m, whose mean is 0 as well.
+  1 / d only if the correlations C between values are zero. The same holds for the squares of the values. Instead of
+  residuals, these tests use scores, the derivatives of log p(u | m) with respect to m, whose mean is 0 as well.
 - Few values occur twice in an update.
 """
 

@@ -56,7 +56,7 @@ class ObservationBuilder:
         return replace(seen, earlier=earlier), truth
 
     def fit(self, inputs: Tensor, labels: Tensor, observed: ObservedClient, truth: Truth) -> float | None:
-        """Return the fit of samples (N, *shape) to an undefended observation: how well the samples explain the update.
+        """Return the fit of samples (N, *shape) to an observation: how well the samples explain the update.
 
         `truth` has the fit of the true samples. None if the fit is undefined.
         """

@@ -255,10 +255,9 @@ class ClientWorker(ClientRuntime):
     def _between(self, truth: Truth, found: Tensor, observed: ObservedClient) -> float | None:
         """Return the `fit` of the midpoints between the true samples and reconstructions `found` (N, *shape).
 
-        The result is infinite for texts, which have no midpoints, and None under defences, or if all reconstructions
-        equal the samples.
+        The result is infinite for texts, which have no midpoints, and None if all reconstructions equal the samples.
         """
-        if observed.arm.defences or bool(((found - truth.inputs).abs() < _SAME).all()):
+        if bool(((found - truth.inputs).abs() < _SAME).all()):
             return None
         if not found.is_floating_point():
             return inf

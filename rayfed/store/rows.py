@@ -191,7 +191,7 @@ class AttackRow(SampleRow):
     true_log_likelihood: float | None = column("`log_likelihood` of the true samples")
     between: float | None = column(
         "`fit` of the midpoint between these samples and others that also explain the gradient: a high value means "
-        "that such samples may be rare; infinite for texts. Null with defences or without such others"
+        "that such samples may be rare; infinite for texts. Null without such others"
     )
     iterations: Int32 | None = column("iterations of the attack")
     seconds: float | None = column("wall time for the whole batch (s)")

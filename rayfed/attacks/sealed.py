@@ -78,6 +78,13 @@ def _played(
     generators: Sequence[torch.Generator],
 ) -> list[Guess]:
     """Return the results of an attack on the gradients before the defences, as far as their map can be inverted."""
+    declared = [observation.extra.get("observation_model") for observation in observations]
+    if any(one is not None and one.reveals_randomness for one in declared) and len(observations) > 1:
+        each = zip(observations, generators, strict=True)  # each victim has a model with its own random numbers
+        return [_played(method, [observation], model, [generator])[0] for observation, generator in each]
+    if len(observations) == 1 and declared[0] is not None:
+        revealed, model = declared[0].reveal(observations[0], model)
+        observations = [revealed]
     seen = _copies(observations)  # an attack may modify its observations
     inverted = [invert_defences(observation, model) for observation in observations]
     if isinstance(method, InferenceAttack):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -144,6 +144,22 @@ class ObservationModel:
         masks = self.sent_values(update, observation)
         parts = [torch.where(masks[name].to(values[name].device), values[name], 0.0).sum() for name in values]
         return float(torch.stack([part.double().cpu() for part in parts]).sum())
+
+    @property
+    def reveals_randomness(self) -> bool:
+        """Return whether an update may reveal random numbers of the model."""
+        return any(defence.overrides("reveal_randomness") for defence in self.defences)
+
+    def reveal(self, observation: Observation, model: nn.Module) -> tuple[Observation, nn.Module]:
+        """Return an observation of an unchanged gradient, and the model with the random numbers that it reveals."""
+        revealing = [defence for defence in self.defences if defence.overrides("reveal_randomness")]
+        single = observation.batch_size == 1 and observation.local.steps == 1 and not observation.earlier
+        if not revealing or self.stages or not single or not observation.update:
+            return observation, model
+        for defence in revealing:
+            model = defence.reveal_randomness(model, observation.weights, observation.gradient)
+        extra = {name: known for name, known in observation.extra.items() if name != "defence"}
+        return replace(observation, extra=extra), model
 
     def noise_energy(self, observation: Observation, model: nn.Module) -> dict[str, float]:
         """Return the sum of squares of the noise on each tensor, from one run of the defences on a zero gradient."""

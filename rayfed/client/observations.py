@@ -134,6 +134,8 @@ def _explained(observed: ObservedClient, observation: Observation, truth: Truth)
     places = trained.unique(return_inverse=True)[1].to(truth.labels.device)
     inputs, labels = truth.inputs[places], truth.labels[places]  # in the order of the batch, which a model may use
     seen, model = unmixed(observation), asked.model
+    if "observation_model" in seen.extra:
+        seen, model = seen.extra["observation_model"].reveal(seen, model)
     fit, fits, nats = fit_of(inputs, labels, seen, model)
     if is_stochastic(model):  # the true samples, too, do not reproduce the random layers
         return truth.replace(fit=1.0 if defended else None, fits=None if fits is None else torch.zeros_like(fits))

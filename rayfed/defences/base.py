@@ -212,6 +212,10 @@ class Defence:
         """Declare the samples on which the client trains instead of a batch, differentiable with respect to them."""
         return batch
 
+    def reveal_randomness(self, model: nn.Module, weights: Named, update: Named) -> nn.Module:
+        """Return the model with the random numbers that the update of a single sample reveals, instead of new ones."""
+        return model
+
     def calibrated(self, setting: Setting, accountant: Method | None) -> Defence:
         """Return a copy with the noise that the defence's epsilon needs in this run; the defence itself if none is set.
 

@@ -12,7 +12,8 @@ from pydantic import Field
 from torch import nn
 
 from rayfed.defences.base import Defence, Task
-from rayfed.models.head import before_head, untouched
+from rayfed.models.copying import copy_model
+from rayfed.models.head import KnownDropout, before_head, path_before_head, untouched
 from rayfed.registry import component
 from rayfed.update import Named, Update
 
@@ -31,6 +32,15 @@ class Dropout(Defence):
     def transform(self, task: Task, tensors: Named) -> Named:
         """Return the gradient unchanged: the model of the task is the adapted one."""
         return tensors
+
+    def reveal_randomness(self, model: nn.Module, weights: Named, update: Named) -> nn.Module:
+        """Return a model that drops the features whose columns of the head's gradient are zero."""
+        revealed = copy_model(model)
+        path = path_before_head(revealed, "dropout")
+        head = path.rpartition(".")[0] + ".head.weight"
+        kept = (update[head] != 0).any(0)
+        revealed.set_submodule(path, KnownDropout(kept / (1 - self.rate)))
+        return revealed
 
     def exposed(self, update: Update) -> Named:
         """Return a mask of the layers before the dropout layer. Dropped columns of the last layer's gradient are 0."""

@@ -46,6 +46,23 @@ class VariationalBottleneck(nn.Module):
         return decoded
 
 
+class KnownBottleneck(VariationalBottleneck):
+    """Variational bottleneck with given random numbers (Z,), in every mode."""
+
+    stochastic = False
+
+    def __init__(self, bottleneck: VariationalBottleneck, noise: Tensor) -> None:
+        nn.Module.__init__(self)
+        self.encode, self.decode, self._noise = bottleneck.encode, bottleneck.decode, noise
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Encode features (N, F), add the given noise to the latents, and decode them to features (N, F)."""
+        mean, log_variance = self.encode(features).chunk(2, -1)
+        noise = self._noise.to(mean.device, mean.dtype)
+        decoded: Tensor = self.decode(mean + noise * (log_variance / 2).exp())
+        return decoded
+
+
 def divergence(code: Tensor) -> Tensor:
     """Return the KL divergence of latents from N(0, 1), (N,), given means and log variances (N, 2 Z)."""
     mean, log_variance = code.chunk(2, -1)

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rayfed.errors import UserError
 from rayfed.update import Named
@@ -27,6 +27,24 @@ def before_head(model: nn.Module, name: str, block: Callable[[int], nn.Module]) 
     assert isinstance(head, nn.Linear)
     model.set_submodule(layers[-1], nn.Sequential(OrderedDict({name: block(head.in_features), "head": head})))
     return model
+
+
+def path_before_head(model: nn.Module, name: str) -> str:
+    """Return the path of the block that `before_head` inserted."""
+    paths = [path for path, _ in model.named_modules()]
+    return next(path for path in paths if path.rpartition(".")[2] == name)
+
+
+class KnownDropout(nn.Module):
+    """Multiplication of features (N, F) by given factors (F,), in every mode."""
+
+    def __init__(self, factors: Tensor) -> None:
+        super().__init__()
+        self._factors = factors
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return the features times the factors."""
+        return features * self._factors.to(features.device, features.dtype)
 
 
 def untouched(tensors: Named, name: str) -> Named:

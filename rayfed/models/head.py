@@ -31,7 +31,7 @@ def before_head(model: nn.Module, name: str, block: Callable[[int], nn.Module]) 
 
 def path_before_head(model: nn.Module, name: str) -> str:
     """Return the path of the block that `before_head` inserted."""
-    paths = [path for path, _ in model.named_modules()]
+    paths: list[str] = [path for path, _ in model.named_modules()]
     return next(path for path in paths if path.rpartition(".")[2] == name)
 
 

@@ -71,6 +71,8 @@ def find_passages(
         declared = observation.extra.get("observation_model")
         if declared is None or declared.inverted or not observation.update or signs_alone(observation.step):
             return None  # signs are matched without this model
+        if any(stage.has_latents for stage in declared.stages):
+            return None  # the declared effect may differ much from that on the victim
         structured = _has_structure(declared, observation, model)
         if not (structured or declared.changes_values(observation, model, scale_free)):
             return None

@@ -72,9 +72,16 @@ class ObservationModel:
         return bool(changing) and not any(one.has_latents for one in changing)
 
     @property
+    def has_latents(self) -> bool:
+        """Return whether the declarations ignore something unknown, or a later defence changes values with noise."""
+        noisy = [place for place, stage in enumerate(self.stages) if stage.adds_noise]
+        changed = bool(noisy) and (len(noisy) > 1 or noisy[0] + 1 < self._removing)
+        return changed or any(defence.has_latents for defence in self.defences)
+
+    @property
     def is_exact(self) -> bool:
         """Return whether the true samples have the largest likelihood."""
-        return not self.approximate and self.reason is None
+        return not self.approximate and not self.has_latents and self.reason is None
 
     def task(self, observation: Observation, model: nn.Module, inputs: Tensor, labels: Tensor, seed: int = 0) -> Task:
         """Return the victim's task with samples (N, *shape) and random numbers of the attacker, and without state."""
@@ -124,10 +131,13 @@ class ObservationModel:
         the last defences that only remove values are left out (`sent_values`).
         """
         tensors, of_update = gradient, False
-        for stage in self.stages if all_stages else self.stages[: self._removing]:
+        for place, stage in enumerate(self.stages if all_stages else self.stages[: self._removing]):
             if not stage.overrides("wrap_gradient") and not of_update:
                 tensors, of_update = _as_update(tensors, observation), True
-            tensors = self._transform(stage, task, tensors)
+            if any(later.samplewise for later in self.stages[place + 1 :]):
+                tensors = self._transform_each(stage, task, tensors)
+            else:
+                tensors = self._transform(stage, task, tensors)
         return tensors if of_update else _as_update(tensors, observation)
 
     def sent_values(self, update: Named, observation: Observation) -> Named:
@@ -136,11 +146,21 @@ class ObservationModel:
         whole = Update(observation.victim, observation.round, update, {}, observation.batch_size, loss=0.0)
         return LeftAlone(removing)(whole)
 
+    def log_densities(self, task: Task, update: Named, expected: Named, observation: Observation) -> Named:
+        """Return the log density of each value of an update for the result of `expect`, up to a constant.
+
+        The model must have noise. Clipping of a gradient after its noise (`LocalTraining.clip_norm`) is ignored.
+        """
+        assert self.noise is not None
+        if self.noise.overrides("wrap_gradient"):
+            update, expected = _as_gradient(update, observation), _as_gradient(expected, observation)
+        return self.noise.log_likelihood(task, update, expected)
+
     def log_likelihood(self, task: Task, update: Named, expected: Named, observation: Observation) -> float | None:
         """Return the log density of an update for the result of `expect`; None without noise."""
         if self.noise is None:
             return None
-        values = self.noise.log_likelihood(task, update, expected)
+        values = self.log_densities(task, update, expected, observation)
         masks = self.sent_values(update, observation)
         parts = [torch.where(masks[name].to(values[name].device), values[name], 0.0).sum() for name in values]
         return float(torch.stack([part.double().cpu() for part in parts]).sum())
@@ -231,6 +251,14 @@ class ObservationModel:
             place -= 1
         return place
 
+    def _transform_each(self, stage: Defence, task: Task, tensors: Named) -> Named:
+        """Return the effect of a defence on the gradients (N, ...) of single samples, before a `samplewise` defence."""
+        sent = []
+        for row in torch.arange(len(task.data.labels), device=task.data.labels.device).split(1):
+            own = task.replace(data=task.data.rows(row))
+            sent.append(self._transform(stage, own, {name: tensor[row].squeeze(0) for name, tensor in tensors.items()}))
+        return {name: torch.stack([one[name] for one in sent]) for name in tensors}
+
     def _transform(self, stage: Defence, task: Task, tensors: Named) -> Named:
         """Return the effect of a defence on tensors, by its declaration or else by its code."""
         if stage.is_declared:
@@ -259,6 +287,15 @@ def _as_update(gradient: Named, observation: Observation) -> Named:
     if local.weight_decay:
         gradient = {name: g + local.weight_decay * observation.weights[name].to(g) for name, g in gradient.items()}
     return gradient if observation.scale == 1 else {name: observation.scale * g for name, g in gradient.items()}
+
+
+def _as_gradient(update: Named, observation: Observation) -> Named:
+    """Return the gradient of an update of one local step that was not clipped."""
+    decay = observation.local.weight_decay
+    return {
+        name: tensor / observation.scale - decay * observation.weights[name].to(tensor)
+        for name, tensor in update.items()
+    }
 
 
 def _has_slope(sent: Callable[[Tensor], Tensor], made: Tensor, one: Tensor, step: Tensor | None) -> bool:

@@ -55,18 +55,20 @@ class Outpost(Defence):
         """Return the log density of each sent value: normal for values with noise, and rounding for the others."""
         deviations = {name: self.noise * self._risk(task.weights[name]) for name in sent}
         noisy, exact = (normal_log_likelihood(sent, expected, width) for width in (deviations, 0.0))
-        masks = self._noisy_values(sent, expected)
+        masks = self._noisy_values(sent, expected, deviations)
         return {name: torch.where(masks[name], torch.maximum(noisy[name], exact[name]), exact[name]) for name in sent}
 
-    def _noisy_values(self, sent: Named, expected: Named) -> Named:
+    def _noisy_values(self, sent: Named, expected: Named, deviations: Named) -> Named:
         """Return which values may have noise: the largest ones of the gradient before pruning.
 
-        A pruned value is 0 in `expected`, and has noise if it is not 0 in `sent`. The rest of the noise is on the
-        largest values that are not pruned. If noise of a tensor has width 0, its pruned values do not show whether they
-        count, and some values of the rest have no noise.
+        A value that is 0 in `expected` has noise if it is not 0 in `sent`. The rest of the noise is on the largest
+        values that are not pruned. Noise of deviation 0 does not show, so some values of the rest may have no noise.
         """
         sizes, values = flatten(expected).detach().abs(), flatten(sent)
         noisy = (sizes == 0) & (values != 0)
+        shows = flatten({name: deviations[name].expand_as(tensor) for name, tensor in sent.items()}) > 0
+        if noisy.any() and not ((values == 0) & shows).any():  # the gradient has too few values that are not 0
+            return {name: torch.ones_like(tensor, dtype=torch.bool) for name, tensor in sent.items()}
         rest = ceil(self.noised * len(sizes)) - int(noisy.sum())
         largest = sizes.topk(min(max(rest, 0), int((sizes > 0).sum()))).indices
         noisy[largest] = True

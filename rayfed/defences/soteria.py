@@ -135,8 +135,8 @@ class Soteria(Defence):
             )
         norms = self._norms(features, images, generator, in_turn)
         kept = torch.ones(values.shape[1], dtype=torch.bool, device=values.device)
-        kept[displacement(values, norms).topk(int(self.ratio * len(kept))).indices] = False
-        return kept
+        pruned = displacement(values, norms).topk(int(self.ratio * len(kept))).indices
+        return kept.scatter(0, pruned, torch.zeros_like(pruned, dtype=torch.bool))  # vmap refuses it in place
 
     def _norms(self, features: Features, images: Tensor, generator: torch.Generator, in_turn: bool) -> Tensor:
         """Return norm(dr_i/dx) of every sample and feature, (N, F), exact or estimated as `jacobian` says."""

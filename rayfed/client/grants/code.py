@@ -67,10 +67,8 @@ def _is_approximate(observed: ObservedClient, defences: tuple[Defence, ...]) -> 
     """Return whether the declarations do not determine the likelihood of the true samples."""
     one_step = observed.training.algorithm == "fedsgd"
     of_steps = not one_step and any(defence.overrides("wrap_gradient") for defence in defences)
-    noisy = sum(defence.adds_noise for defence in defences)
-    latent = any(defence.has_latents for defence in defences)
-    averaged = noisy > 0 and observed.attack.averages > 1
-    return bool(observed.arm.private) or of_steps or noisy > 1 or latent or averaged
+    averaged = observed.attack.averages > 1 and any(defence.adds_noise for defence in defences)
+    return bool(observed.arm.private) or of_steps or averaged
 
 
 def _check(observed: ObservedClient) -> tuple[Reason | None, str]:

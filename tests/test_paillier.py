@@ -7,6 +7,7 @@ from fractions import Fraction
 
 import gmpy2
 import numpy as np
+import phe
 import pytest
 
 from rayfed.crypto.factoring import factor
@@ -16,15 +17,13 @@ from rayfed.crypto.paillier import KeyPair
 from rayfed.crypto.tags import PRIME, Tagger, added, multiplied
 from rayfed.errors import ProtectionError
 from rayfed.protections.paillier import Slices
-from tests.conftest import imported
 
 
 def key_pair(bits: int = 512, seed: bytes = b"seed") -> KeyPair:
     return KeyPair.generate(bits, Stream(derive(seed, "pair")))
 
 
-def oracle(keys: KeyPair):  # type: ignore[no-untyped-def]
-    phe = imported("phe", "phe")
+def oracle(keys: KeyPair) -> phe.PaillierPrivateKey:
     return phe.PaillierPrivateKey(phe.PaillierPublicKey(int(keys.public.n)), int(keys.p), int(keys.q))
 
 

@@ -22,7 +22,7 @@ COPY rayfed /src/rayfed
 COPY actors /src/actors
 COPY scenarios /src/scenarios
 COPY reproductions /src/reproductions
-RUN pip install "/src[hub,aws]" && rayfed --version && rm -r /src
+RUN pip install "/src[all]" && rayfed --version && rm -r /src
 
 # The autoscaler reads HOME from the image, and mounts the token below it.
 RUN useradd --create-home --uid 1000 ray && mkdir /home/ray/.ray /work && chown ray /home/ray/.ray /work

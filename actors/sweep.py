@@ -8,13 +8,12 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyarrow.fs import FSSpecHandler, PyFileSystem
 from ray import tune
 from ray.tune.experiment import Trial as TuneTrial
 from ray.tune.schedulers import ASHAScheduler, MedianStoppingRule, TrialScheduler
-from ray.tune.search.optuna import OptunaSearch
 
 from actors.cluster import alive, allot_trial, available_gpus, check, connected
 from actors.executor import TrialExecution
@@ -23,11 +22,13 @@ from actors.trackers import trackers
 from actors.trial import Reporter, own_actor_pool, prepare_process, search_places, with_actors
 from rayfed.analysis.sweep_folder import TRIALS
 from rayfed.engine import runs
-from rayfed.engine.search import STUDY
 from rayfed.engine.sweeps import SweepExecution, SweepRecorder, objectives_of, swept, trials_of
 from rayfed.evidence import outcomes
 from rayfed.scenario import Scenario, Sweep
 from rayfed.scenario.trials import Trial, scenario_of
+
+if TYPE_CHECKING:
+    from ray.tune.search.optuna import OptunaSearch
 
 _LOST_PROCESSES = 3
 """Number of times that a trial is continued after its process has died."""
@@ -107,6 +108,10 @@ def scheduler(sweep: Sweep, rounds: int) -> TrialScheduler | None:
 
 
 def _search(recorder: SweepRecorder) -> OptunaSearch:
+    from ray.tune.search.optuna import OptunaSearch
+
+    from rayfed.engine.search import STUDY
+
     found = recorder.search()
     return OptunaSearch(
         found.setting,

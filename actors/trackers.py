@@ -9,7 +9,7 @@ from typing import Any
 from ray import tune
 
 from rayfed.analysis.sweep_folder import SweepFolder
-from rayfed.errors import UserError
+from rayfed.errors import UserError, require_extra
 from rayfed.scenario import Sweep
 
 
@@ -25,12 +25,8 @@ def trackers(sweep: Sweep, folder: SweepFolder) -> list[tune.Callback]:
 
 def _check(name: str) -> None:
     package = {"tensorboard": "tensorboardX"}.get(name, name)
-    try:
-        module = import_module(package)
-    except ImportError as error:
-        advice = "run `pip install 'rayfed[trackers]'`"
-        raise UserError(f"sweep.trackers.{name}: the package {package} is not installed: {advice}") from error
-    if name == "wandb" and not (os.environ.get("WANDB_API_KEY") or module.api.api_key):
+    require_extra("trackers", f"sweep.trackers.{name}", package)
+    if name == "wandb" and not (os.environ.get("WANDB_API_KEY") or import_module(package).api.api_key):
         advice = "set WANDB_API_KEY or run `wandb login`. With `mode: offline`, any 40 characters are accepted"
         raise UserError(f"sweep.trackers.wandb: Tune needs an API key: {advice}")
 

@@ -4,7 +4,7 @@
 
 Naive phe encrypts, multiplies, adds and decrypts value by value, as FedBoosting's code does; `--sample` of its values
 are timed and scaled up. All sides take turns on one core in one run, so compare the ratios. `--round` plays rounds of
-ten clients on two actors instead, with and without encryption. Needs the extra `rayfed[phe]`.
+ten clients on two actors instead, with and without encryption.
 """
 
 from __future__ import annotations

@@ -314,7 +314,7 @@ def attack(
 
 @exits_refused()
 def audit(
-    model: str | type[nn.Module] | Mapping[str, Any] | None = None,
+    model: str | type[nn.Module] | nn.Module | Mapping[str, Any] | None = None,
     data: str | PathLike[str] | None = None,
     *changes: str,
     label: str | None = None,
@@ -340,7 +340,8 @@ def audit(
     Return one run on the initial weights. With a `run`, a second one on that run's trained weights follows. The list is
     empty if no attack applies; this does not show that the gradient is safe.
 
-    - `model`: a name, as for the command, or a class that can be called without arguments. Default: the run's.
+    - `model`: a name, as for the command, a class that can be called without arguments, or an instance of one, with
+      the weights to attack. Default: the run's.
     - `data`: a path or name, as for the command. Default: the run's.
     - `defences`: names, mappings with a `name`, or lists of these, one arm each. Default: as many of nine common
       defences as the time allows.
@@ -363,14 +364,14 @@ def audit(
     from rayfed.analysis.loading import Run
     from rayfed.engine import audit as engine
     from rayfed.engine.auditing import BATCHES, Budget
-    from rayfed.engine.calling import address_of, name_of, shown
+    from rayfed.engine.calling import address_of, shown
     from rayfed.engine.executions import execution
 
     registry.search(getcwd())
     source = address_of(run)
     trained = None if source is None else engine.Trained.of(source)
     plan = Plan(
-        model=engine.model_of(name_of(model) if isinstance(model, type) else model, trained),
+        model=engine.model_of(model, trained),
         data=engine.data_of(_text(data), size, label, targets, text, trained),
         loss=engine.loss_of(loss, trained),
         batches=list(batches or BATCHES),

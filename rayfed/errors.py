@@ -12,6 +12,7 @@ from bdb import BdbQuit
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from importlib import import_module
 from pathlib import Path
 from signal import Signals
 from typing import Any, ClassVar
@@ -84,13 +85,24 @@ class Killed(KeyboardInterrupt):
         self.signal = signal
 
 
-@contextmanager
-def needing(package: str, extra: str, what: str) -> Iterator[None]:
-    """Raise `DataError` with the extra of rayfed to install if the block cannot import an optional package."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise DataError(f"{what} needs {package}, which is not installed: pip install 'rayfed[{extra}]'") from error
+class MissingExtraError(UserError):
+    """A package of an extra of rayfed that is not installed."""
+
+    def __init__(self, extra: str, user: str, package: str) -> None:
+        super().__init__(f"{user} needs {package}, which is not installed: pip install 'rayfed[{extra}]'")
+        self.extra = extra
+
+
+def require_extra(extra: str, user: str, *modules: str) -> None:
+    """Import optional modules, and raise `MissingExtraError` if one of them is missing.
+
+    `user` is the command, the field or the file that needs the modules, and `extra` is the extra with their packages.
+    """
+    for module in modules:
+        try:
+            import_module(module)
+        except ModuleNotFoundError as error:
+            raise MissingExtraError(extra, user, error.name or module) from error
 
 
 def describe_error(error: BaseException) -> str:

@@ -212,7 +212,7 @@ def test_dicom_that_is_no_image_or_several_is_named() -> None:
 def test_a_missing_package_is_named_with_its_extra(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     content = scan(STORED) if package == "pydicom" else b"II*\0" + bytes(50)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(DataError, match=rf"{package}, which is not installed: pip install 'rayfed\[medical\]'"):
+    with pytest.raises(DataError, match=r"rayfed\[medical\]"):
         decoded(content)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional as F
 
 from rayfed.engine import replaying
-from rayfed.errors import UserError
+from rayfed.errors import MissingExtraError
 from rayfed.evidence.methods import Method
 from rayfed.integrations.nvflare import RecordingFilter
 from rayfed.recording import Recording
@@ -59,7 +59,7 @@ def test_the_filter_records_what_clients_were_sent_and_what_they_trained(recordi
 
 def test_a_filter_without_nvflare_says_what_is_missing() -> None:
     if find_spec("nvflare") is None:
-        with pytest.raises(UserError, match="nvflare is not installed"):
+        with pytest.raises(MissingExtraError):
             RecordingFilter("updates", "net:Net", samples=1, shape=[1, 8, 8], steps=1, lr=0.1)
 
 

@@ -7,25 +7,22 @@ from fractions import Fraction
 
 import gmpy2
 import numpy as np
+import phe
 import pytest
 
+from rayfed.crypto import reference
+from rayfed.crypto.encryptor import Load
 from rayfed.crypto.factoring import factor
 from rayfed.crypto.keys import Stream, derive, lock, unlock
 from rayfed.crypto.packing import FixedPoint, Lanes, apportion
 from rayfed.crypto.paillier import KeyPair
 from rayfed.crypto.tags import PRIME, Tagger, added, multiplied
 from rayfed.errors import ProtectionError
-from rayfed.protections.paillier import Slices
-from tests.conftest import imported
+from rayfed.protections.paillier import Paillier, Slices
 
 
 def key_pair(bits: int = 512, seed: bytes = b"seed") -> KeyPair:
     return KeyPair.generate(bits, Stream(derive(seed, "pair")))
-
-
-def oracle(keys: KeyPair):  # type: ignore[no-untyped-def]
-    phe = imported("phe", "phe")
-    return phe.PaillierPrivateKey(phe.PaillierPublicKey(int(keys.public.n)), int(keys.p), int(keys.q))
 
 
 def plaintexts(n: int, count: int = 20) -> list[int]:
@@ -52,15 +49,34 @@ def test_phe_decrypts_what_is_encrypted(way: str) -> None:
         "table": lambda m: keys.encrypt(m, keys.tabulated()(len(m))),
     }[way]
     ciphertexts = encrypt(numbers)
-    assert [oracle(keys).raw_decrypt(int(c)) for c in ciphertexts] == numbers
+    assert reference.decrypt(keys, ciphertexts) == numbers
     assert len(set(ciphertexts) | set(encrypt(numbers))) == 2 * len(numbers)  # obfuscated afresh every time
 
 
 def test_what_phe_encrypts_is_decrypted() -> None:
-    keys = key_pair()
-    numbers = plaintexts(int(keys.public.n))
-    public = oracle(keys).public_key
-    assert keys.decrypt([gmpy2.mpz(public.raw_encrypt(m)) for m in numbers]) == numbers
+    public, private = phe.generate_paillier_keypair(n_length=512)
+    keys = KeyPair(gmpy2.mpz(private.p), gmpy2.mpz(private.q))
+    for number in (0, 7, -7, 0.375, -1e-3):
+        encrypted = public.encrypt(number) + 1
+        [residue] = keys.decrypt([gmpy2.mpz(encrypted.ciphertext())])
+        assert phe.EncodedNumber(public, int(residue), encrypted.exponent).decode() == pytest.approx(number + 1)
+
+
+@pytest.mark.parametrize("encoding", ["packed", "fedboosting"])
+@pytest.mark.parametrize("backends", [("rayfed", "phe"), ("phe", "rayfed")])
+def test_backends_have_the_same_keys_and_ciphertexts(encoding: str, backends: tuple[str, str]) -> None:
+    values, clip, load = np.array([0, 1, -1, 0.375, -1e-3, 1 / 3] * 20), np.ones(120), Load(2, 4, multiplied=True)
+    first, second = (
+        Paillier(key_bits=512, insecure=True, encoding=encoding, backend=backend).encryptor(load)
+        for backend in backends
+    )
+    pair, vector = first.scheme.generate(b"s" * 32), first.code.encode(values, clip)
+    assert pair == second.scheme.generate(b"s" * 32)
+    public = first.scheme.public(pair)
+    tripled = second.scheme.times(public, first.scheme.encrypt(pair, vector, 1), 3)
+    total = first.scheme.add(public, tripled, second.scheme.encrypt(pair, -vector, 1))
+    for one in (first, second):
+        assert (one.scheme.decrypt(pair, total, 120, 4) == 2 * vector).all()
 
 
 def test_sums_and_multiples_are_those_of_the_plaintexts() -> None:

@@ -27,6 +27,7 @@ PROTECTIONS: dict[str, Encryption] = {
     "paillier": Paillier(**SHORT),
     "paillier, no table": Paillier(**SHORT, table=False),
     "fedboosting": Paillier(**SHORT, encoding="fedboosting"),
+    "phe": Paillier(**SHORT, backend="phe"),
     "ckks": Ckks(),
     "bfv": Bfv(),
 }

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from torch import Tensor, nn
 
@@ -137,6 +138,11 @@ def test_what_a_run_has_learnt_is_attacked_and_shown_where_asked(
 def test_a_model_is_a_class_or_a_name(tmp_path: Path) -> None:
     one = {"size": 8, "defences": [], "batches": [1], "images": 1, "iterations": 1, "out": tmp_path}
     [by_class] = rayfed.audit(Net, "digits", **one)
+    model = Net()
+    [by_instance] = rayfed.audit(model, "digits", **one)
+    weights = torch.load(by_instance.scenario["model"]["state"])
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
+    assert [verdict.state for verdict in by_instance.verdicts()] == ["leaks"]
     [by_name] = rayfed.audit(f"{__name__}:Net", "digits", **one)
     assert by_class.scenario["model"] == by_name.scenario["model"]
     assert [verdict.state for verdict in by_class.verdicts()] == ["leaks"]
@@ -165,6 +171,7 @@ def test_a_sweep_is_played_by_its_own_function(tmp_path: Path) -> None:
         (lambda: rayfed.attack(TINY, run="nowhere"), RunError, "nowhere"),
         (lambda: rayfed.audit(data="digits"), UserError, "model"),
         (lambda: rayfed.audit("mlp", "digits", defences=["prunne"]), UserError, "prune"),
+        (lambda: rayfed.audit(nn.Sequential(), "digits"), UserError, "Sequential"),
         (lambda: rayfed.audit("mlp", "no_such_data"), UserError, "no_such_data"),
     ],
 )

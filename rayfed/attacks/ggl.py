@@ -16,7 +16,6 @@ from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
-from cmaes import CMA
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -28,6 +27,7 @@ from rayfed.attacks.matching.priors import latent_divergence
 from rayfed.attacks.matching.problem import Matching, matched_layers
 from rayfed.attacks.matching.snapshots import Snapshots
 from rayfed.attacks.telling import tell
+from rayfed.errors import require_extra
 from rayfed.models.dcgan import Generator
 from rayfed.models.pretrained import load_generator
 from rayfed.registry import component
@@ -68,6 +68,8 @@ class Ggl:
 
     def check(self, model: nn.Module, sample: SampleSpec, classes: int) -> None:
         """Raise `UserError` for an unknown layer, or if the generator is missing or makes images of another shape."""
+        if self.optimiser == "cma":
+            _require_cma()
         matched_layers([name for name, _ in model.named_parameters()], self.layers)
         load_generator(self.generator, sample.shape, classes)
 
@@ -163,10 +165,17 @@ class Found:
         self.snapshots.note(len(self.trace), self.latents)
 
 
+def _require_cma() -> None:
+    require_extra("search", "the attack ggl with `optimiser: cma`", "cmaes")
+
+
 def evolve(
     search: LatentSearch, generators: Sequence[torch.Generator], iterations: int, population: int, snapshots: Snapshots
 ) -> Found:
     """Minimise the objective by CMA-ES from N(0, I), with one strategy per victim, and return the best latents."""
+    _require_cma()
+    from cmaes import CMA
+
     device, count = search.problem.device, len(generators)
     seeds = [int(torch.randint(2**31, (), generator=g)) for g in generators]
     start = torch.zeros(count, search.dimension)

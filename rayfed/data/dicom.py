@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rayfed.errors import DataError, needing
+from rayfed.errors import DataError, require_extra
 
 _WHITE = 65535
 
@@ -27,11 +27,12 @@ def decode(content: bytes) -> np.ndarray:
 
     Grey levels use the file's first window. Without a window, black and white are the minimum and maximum of the stored
     bits, so that images of one scanner stay comparable. Raises `DataError` for files without pixels, with several
-    frames, or with look-up tables instead of a window, and if pydicom is missing.
+    frames, or with look-up tables instead of a window, and `MissingExtraError` if pydicom is missing.
     """
-    with needing("pydicom", "medical", "a DICOM file"):
-        import pydicom
-        from pydicom.pixels.processing import apply_color_lut, apply_modality_lut
+    require_extra("medical", "a DICOM file", "pydicom")
+    import pydicom
+    from pydicom.pixels.processing import apply_color_lut, apply_modality_lut
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # warnings on tags other than the image
         found = pydicom.dcmread(BytesIO(content))

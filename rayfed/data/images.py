@@ -15,7 +15,7 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch.nn import functional as F
 
 from rayfed.data import dicom, tiff
-from rayfed.errors import DataError
+from rayfed.errors import DataError, UserError
 
 _GREY = ("1", "L", "LA")
 _DEEP = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
@@ -192,7 +192,7 @@ def named(image: Encoded) -> Iterator[None]:
     """Convert any error of an image decoder in the block to `DataError` with the image's name."""
     try:
         yield
-    except DataError as error:
+    except UserError as error:
         raise DataError(f"{image.where}: {error}") from error
     except UnidentifiedImageError as error:  # Pillow's own message does not name the file
         raise DataError(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from rayfed.errors import DataError, needing
+from rayfed.errors import DataError, require_extra
 
 MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 """First bytes of a TIFF file; the last two are for BigTIFF (files above 4 GiB)."""
@@ -52,8 +52,9 @@ def _simple(content: bytes) -> np.ndarray | None:
 
 
 def _general(content: bytes) -> np.ndarray:
-    with needing("tifffile", "medical", "a TIFF with several pages or channels, or with 16-bit colours"):
-        from tifffile import TiffFile
+    require_extra("medical", "a TIFF with several pages or channels, or with 16-bit colours", "tifffile")
+    from tifffile import TiffFile
+
     with TiffFile(BytesIO(content)) as file:
         if len(file.series) > 1:
             raise DataError("the pages of the TIFF differ in size or kind: save one page, or pages of equal size")

@@ -10,16 +10,17 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import tokenizers
-from tokenizers import Tokenizer
 
-from rayfed.errors import DataError, needing
+from rayfed.errors import DataError, require_extra
 from rayfed.files import local_path
 from rayfed.objective import NO_TARGET
 from rayfed.samples import MOST_TOKENS, Tokens
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding, Tokenizer
 
 BYTES = 256
 """Minimum size of a learnt vocabulary."""
@@ -83,7 +84,7 @@ class Reader:
         rows = _rows([one.ids for one in found], length, self.pad)
         return rows, _rows(targets, length, NO_TARGET), _truncated(found)
 
-    def _encoded(self, texts: Sequence[Any], length: int, is_pretokenized: bool = False) -> list[tokenizers.Encoding]:
+    def _encoded(self, texts: Sequence[Any], length: int, is_pretokenized: bool = False) -> list[Encoding]:
         self.tokenizer.enable_truncation(length)
         try:
             return list(self.tokenizer.encode_batch(list(texts), is_pretokenized=is_pretokenized))
@@ -104,7 +105,7 @@ class Reader:
         return tuple(pieces)
 
 
-def _truncated(found: Sequence[tokenizers.Encoding]) -> int:
+def _truncated(found: Sequence[Encoding]) -> int:
     # the number of tokens does not show truncation, as a text may have exactly the maximum length
     return sum(bool(one.overflowing) for one in found)
 
@@ -124,6 +125,9 @@ def has_tokenizer(folder: Path) -> bool:
 
 def load_tokenizer(path: str | Path) -> Reader:
     """Load a tokeniser from a `tokenizer.json` or a folder; raise `DataError` if the tokeniser cannot be read."""
+    _require_text()
+    from tokenizers import Tokenizer
+
     found = local_path(path)
     if found.is_dir() and not (found / _FILE).is_file():
         tokenizer = _made(found)
@@ -153,7 +157,10 @@ def learnt(texts: Sequence[str], size: int, pad: bool = False) -> Reader:
 
     With `pad` the first token is one that fills up texts.
     """
-    found = Tokenizer(tokenizers.models.BPE())
+    _require_text()
+    import tokenizers
+
+    found = tokenizers.Tokenizer(tokenizers.models.BPE())
     found.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     found.decoder = tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(
@@ -166,12 +173,18 @@ def learnt(texts: Sequence[str], size: int, pad: bool = False) -> Reader:
     return Reader(found, 0 if pad else None)
 
 
+def _require_text() -> None:
+    # ROUGE is a default metric of texts: its package is checked before the training
+    require_extra("text", "a data set of texts", "tokenizers", "rouge_score")
+
+
 def _made(folder: Path) -> Tokenizer:
     """Return the tokeniser that transformers builds from a folder without a `tokenizer.json`."""
     if not has_tokenizer(folder):
         raise DataError(f"data.tokenizer: {folder} has no tokenizer: expected {_FILE}, or one of {', '.join(_SLOW)}")
-    with needing("transformers", "hub", f"the tokenizer of {folder}"):
-        from transformers import AutoTokenizer
+    require_extra("hub", f"the tokenizer of {folder}", "transformers")
+    from transformers import AutoTokenizer
+
     try:
         found: Tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True).backend_tokenizer
     except Exception as error:  # transformers passes on any exception of its tokenisers

@@ -8,9 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
+import torch
 import yaml
+from torch import nn
 
 from rayfed import scenario as scenarios
 from rayfed.analysis.audit import UNDEFENDED, Defences, Plan, called
@@ -27,6 +31,7 @@ from rayfed.engine.progress import AuditProgress, Progress
 from rayfed.engine.tables import RoundTables
 from rayfed.errors import UserError
 from rayfed.memory import give_back_cache
+from rayfed.models.wrappers import unwrap
 from rayfed.report.text.weights import initial_weights
 from rayfed.scenario import resolve
 from rayfed.scenario.components import named
@@ -105,19 +110,45 @@ def _without_gpus(inputs: Inputs) -> Inputs:
     return replace(inputs, scenario=with_devices(inputs.scenario, dict.fromkeys(KINDS, 0)))
 
 
-def model_of(given: str | Mapping[str, Any] | None, trained: Trained | None) -> dict[str, Any]:
-    """Return the scenario section `model` for a name or mapping. Default: the section of the run `trained`.
+def model_of(
+    given: str | type[nn.Module] | nn.Module | Mapping[str, Any] | None, trained: Trained | None
+) -> dict[str, Any]:
+    """Return the scenario section `model` for a model. Default: the section of the run `trained`.
 
-    Raises `UserError` without either.
+    A model is a name, a class, a mapping, or an instance, whose weights are written to a temporary file. Raises
+    `UserError` without either.
     """
+    if isinstance(given, type):
+        return {"name": _class_path(given)}
+    if isinstance(given, nn.Module):
+        return _section_of_instance(given)
     if given is not None:
         found = named(given)
         if not isinstance(found, Mapping):
-            raise UserError(f"model: found a {type(given).__name__}; give a name, a class, or {{name: NAME, ...}}")
+            raise UserError(
+                f"model: found a {type(given).__name__}; give a name, a class, an nn.Module, or {{name: NAME, ...}}"
+            )
         return {**found, "name": dotted(found["name"])}
     if trained is None:
         raise UserError("--model: give the model to audit, or a run with --run")
     return trained.model
+
+
+def _section_of_instance(model: nn.Module) -> dict[str, Any]:
+    """Return the section of the model's class, with a file of the model's weights as initial weights."""
+    bare = unwrap(model)
+    if type(bare).__module__.partition(".")[0] == "torch":
+        raise UserError(
+            f"model: {type(bare).__name__} is a class of PyTorch, which gives no layers without arguments: write a class "
+            f"that can be called without arguments and makes these layers"
+        )
+    file = Path(mkdtemp(prefix="rayfed-model-"), "weights.pt")
+    torch.save(bare.state_dict(), file)
+    return {"name": _class_path(type(bare)), "state": str(file)}
+
+
+def _class_path(model: type) -> str:
+    return f"{model.__module__}:{model.__qualname__}"
 
 
 def loss_of(given: str | Mapping[str, Any] | None, trained: Trained | None) -> dict[str, Any]:

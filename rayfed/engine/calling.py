@@ -41,11 +41,6 @@ def address_of(run: str | PathLike[str] | Results | None) -> str | None:
     return None if run is None else run.url if isinstance(run, Results) else fspath(run)
 
 
-def name_of(model: Any) -> str:
-    """Return a model's name: the dotted path of a class, or the given name."""
-    return f"{model.__module__}:{model.__qualname__}" if isinstance(model, type) else str(model)
-
-
 @contextmanager
 def shown(show: bool, brief: bool = False) -> Iterator[Any]:
     """Open the terminal view of a run's progress if `show` is true, else no display."""

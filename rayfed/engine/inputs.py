@@ -21,6 +21,7 @@ from rayfed.client.devices import check_devices
 from rayfed.client.failures import check_asynchronous, check_droppable
 from rayfed.client.local import trained_samples
 from rayfed.client.malicious import Malicious
+from rayfed.crypto.factoring import require_factoring
 from rayfed.data.base import Dataset
 from rayfed.data.partitions.base import Parts, hold_out
 from rayfed.defences.base import NEEDS_PUBLIC, Batch, Defence, Task
@@ -318,7 +319,10 @@ def _account(
     for written, defence in zip(spec.defences, arm.defences, strict=True):
         _check_samples(f"arm '{spec.name}': {written.name}", defence, samples, data)
     _check_gradients(arm, data)
-    for method in (attack.build() for attack in scenario.attacks):
+    for attack in scenario.attacks:
+        if attack.factor:
+            require_factoring()
+        method = attack.build()
         if isinstance(method, Checked):
             method.check(arm.model, data.sample, len(data.classes))
     return Account(scenario, arm, samples, data.sample).calibrated(rounds or scenario.federation.rounds)

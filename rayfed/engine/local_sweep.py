@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from optuna.trial import TrialState
-
 from rayfed.analysis.sweep_folder import TRIALS
 from rayfed.engine import runs
 from rayfed.engine.gpus import gpus_here
@@ -52,6 +50,8 @@ local_sweep = LocalSweep()
 
 def _search(recorder: SweepRecorder, objectives: Sequence[str]) -> None:
     """Run the settings that Optuna suggests, each based on the results of the previous ones."""
+    from optuna.trial import TrialState
+
     found = recorder.search()
     for _ in range(recorder.left):
         trial = found.study.ask()

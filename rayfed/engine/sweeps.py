@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rayfed import scenario as scenarios
 from rayfed.analysis.sweep_folder import TRIALS, SweepFolder
@@ -15,8 +15,7 @@ from rayfed.engine.foreseen import unreachable
 from rayfed.engine.gpus import with_devices
 from rayfed.engine.machine import check_arithmetic
 from rayfed.engine.progress import SweepProgress
-from rayfed.engine.search import Search, Tried, search
-from rayfed.errors import LeaseError, RunError, plain
+from rayfed.errors import LeaseError, RunError, plain, require_extra
 from rayfed.evidence import outcomes
 from rayfed.evidence.settings import Setting, estimate
 from rayfed.scenario import Scenario, Sweep
@@ -25,6 +24,9 @@ from rayfed.store import exits, run_key
 from rayfed.store.arms import name_pairs
 from rayfed.store.folder import RunFolder
 from rayfed.store.lease import holding
+
+if TYPE_CHECKING:
+    from rayfed.engine.search import Search, Tried
 
 BEGUN = "begun.json"
 """File with the fields of the scenario, at the start of the sweep, that determine results."""
@@ -108,6 +110,7 @@ def _planned(scenario: Scenario) -> list[Trial] | None:
     check_arithmetic(scenario.resources.deterministic)
     if swept(scenario).search != "optuna":
         return planned(scenario)
+    require_extra("search", "`sweep.search: optuna`", "optuna")
     check_values(scenario)
     return None
 
@@ -164,6 +167,8 @@ class SweepRecorder:
 
     def search(self) -> Search:
         """Return an Optuna search that continues from all settings that have been started."""
+        from rayfed.engine.search import search
+
         names = [*self.folder.trial_names(), *(row["trial"] for row in self.rows)]
         begun = max((int(name.partition("-")[0]) + 1 for name in names), default=0)
         return search(self.scenario, _tried(self.scenario, self.rows), begun)
@@ -251,6 +256,8 @@ def _arms_by_name(scenario: Scenario) -> dict[str, str]:
 
 def _tried(scenario: Scenario, rows: Sequence[dict[str, Any]]) -> dict[int, Tried]:
     """Return the results for Optuna: index of a setting -> values and objectives, if all repeats finished."""
+    from rayfed.engine.search import Tried
+
     objectives, arms = swept(scenario).objectives, _arms_by_name(scenario)
     settings: dict[int, dict[str, list[dict[str, Any]]]] = {}
     for row in rows:

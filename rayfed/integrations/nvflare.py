@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rayfed.arrays import is_counter
-from rayfed.errors import UserError
+from rayfed.errors import UserError, require_extra
 from rayfed.recording import Recorder
 from rayfed.update import LocalTraining
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 try:
     from nvflare.apis.filter import Filter
-except ImportError:  # the module can be imported; the constructor raises the error
+except ImportError:  # the constructor raises the error
     Filter = object
 
 _SENT = "rayfed.sent"
@@ -61,8 +61,7 @@ class RecordingFilter(Filter):  # type: ignore[misc]  # nvflare comes without ty
         trains on `samples` images of `shape` (C, H, W) in `steps` steps of SGD per round. `mean` and `std` (per
         channel) normalise images in [0, 1].
         """
-        if Filter is object:
-            raise UserError("RecordingFilter: nvflare is not installed here: pip install 'rayfed[nvflare]'")
+        require_extra("nvflare", "RecordingFilter", "nvflare.apis.filter")
         super().__init__()
         self.folder, self.model, self.samples, self.shape = folder, model, samples, list(shape)
         self.steps, self.lr, self.batch_size = steps, lr, batch_size

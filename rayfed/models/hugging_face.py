@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from rayfed.errors import UserError, needing
+from rayfed.errors import UserError, require_extra
 from rayfed.files import local_path
 from rayfed.models.notes import note
 from rayfed.models.torchvision_models import repeat_grey
@@ -59,8 +59,9 @@ class HuggingFace:
         Raises `UserError` if the folder has no such model, or if tensors outside its head are missing or have other
         shapes.
         """
-        with needing("transformers", "hub", "a model of Hugging Face"):
-            import transformers
+        require_extra("hub", "a model of Hugging Face", "transformers")
+        import transformers
+
         folder = _folder(self.path)
         task: Task = self.task or ("sequence_classification" if len(shape) == 1 else "image_classification")
         model = self._loaded(transformers, folder, task, classes)

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from rayfed.errors import UserError, needing
+from rayfed.errors import UserError, require_extra
 
 _SHOWN = 12
 
@@ -26,9 +26,10 @@ def add_lora(
     initialised to zero. `targets` are patterns of layers' names, or their last parts. None uses the targets that `peft`
     has for such a model. Raises `UserError` for targets that match no layer, or layers that `peft` does not support.
     """
-    with needing("peft", "hub", "model.train.lora"):
-        import peft
-        from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as known
+    require_extra("hub", "model.train.lora", "peft")
+    import peft
+    from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as known
+
     usual = known.get(getattr(getattr(model, "config", None), "model_type", ""))
     named = targets or usual
     if named is None:

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import field_validator
 from torch import nn
 
-from rayfed.errors import nearest, needing
+from rayfed.errors import nearest, require_extra
 from rayfed.models.torchvision_models import repeat_grey
 from rayfed.registry import component
 
@@ -49,6 +49,7 @@ class Timm:
 
 
 def _timm() -> Any:
-    with needing("timm", "hub", "a model of timm"):
-        import timm
+    require_extra("hub", "a model of timm", "timm")
+    import timm
+
     return timm

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
-from rayfed.errors import UserError, needing
+from rayfed.errors import UserError
 
 Keys = tuple[str, ...]
 _NUMBERED = re.compile(r"(arr_)?\d+")
@@ -119,8 +119,8 @@ def read(file: Path, field: str) -> WeightFile:
 
 def _contents(file: Path) -> Any:
     if file.suffix == ".safetensors":
-        with needing("safetensors", "hub", f"{file}"):
-            from safetensors.torch import load_file
+        from safetensors.torch import load_file
+
         return load_file(file)
     if file.suffix == ".npz":
         with np.load(file, allow_pickle=False) as arrays:

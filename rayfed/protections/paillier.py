@@ -16,6 +16,7 @@ import numpy as np
 from gmpy2 import mpz
 from pydantic import Field, model_validator
 
+from rayfed.crypto import reference
 from rayfed.crypto.encryptor import Encryptor, Load
 from rayfed.crypto.factoring import factor
 from rayfed.crypto.keys import Stream
@@ -51,7 +52,10 @@ class Paillier(Encryption):
     """Bits per packed value. The rounding error is at most half a step, clip / (2^bits - 2)."""
     table: bool = True
     """Obfuscate with fixed-base tables: equally secure and five times as fast, with 19 MB per client actor (2048
-    bits)."""
+    bits). Ignored by `phe`."""
+    backend: Literal["rayfed", "phe"] = "rayfed"
+    """Implementation of the cryptosystem. `phe`: the package phe, a slow reference with the same keys and
+    ciphertexts."""
 
     @model_validator(mode="after")
     def _long_enough(self) -> Self:
@@ -85,9 +89,8 @@ class Paillier(Encryption):
                 f"longer key, or weights: uniform"
             )
         lanes = Lanes(width, room // width) if self.encoding == "packed" else None
-        return Encryptor(
-            PaillierScheme(self.key_bits, lanes, most, self.table), code, self.clip, self.clip_buffers, load
-        )
+        scheme = PheScheme if self.backend == "phe" else PaillierScheme
+        return Encryptor(scheme(self.key_bits, lanes, most, self.table), code, self.clip, self.clip_buffers, load)
 
 
 @dataclass(frozen=True)
@@ -136,13 +139,12 @@ class PaillierScheme:
 
     def encrypt(self, pair: bytes, vector: np.ndarray, units: int) -> tuple[bytes, ...]:
         """Encrypt an integer vector in as many ciphertexts as needed."""
-        keys, obfuscators = parsed(pair)
+        keys, _ = parsed(pair)
         if self.lanes:
             plaintexts = self.lanes.pack(vector + units * self.offset)
         else:
             plaintexts = [int(v) % keys.public.n for v in vector]
-        made = (obfuscators() if self.table else keys.obfuscators)(len(plaintexts))
-        return self._written(keys.encrypt(plaintexts, made))
+        return self._written(self._encrypted(pair, plaintexts))
 
     def decrypt(self, pair: bytes, ciphertexts: Sequence[bytes], size: int, units: int) -> np.ndarray:
         """Decrypt ciphertexts to (size,) int64, or to Python integers if values are not packed.
@@ -152,7 +154,7 @@ class PaillierScheme:
         keys, _ = parsed(pair)
         if len(ciphertexts) != -(-size // (self.lanes.count if self.lanes else 1)):
             raise ProtectionError("an encrypted sum is truncated, or has too many parts; the round is not applied")
-        plaintexts = keys.decrypt(self._read(ciphertexts))
+        plaintexts = self._decrypted(keys, self._read(ciphertexts))
         if not self.lanes:
             half = keys.public.n // 2
             return np.array([int(m) if m <= half else int(m - keys.public.n) for m in plaintexts], object)
@@ -162,12 +164,25 @@ class PaillierScheme:
 
     def add(self, public: bytes, left: Sequence[bytes], right: Sequence[bytes]) -> tuple[bytes, ...]:
         """Add two encrypted vectors, with one multiplication per ciphertext."""
-        key = PublicKey(mpz(int.from_bytes(public, "big")))
-        return self._written(key.add(self._read(left), self._read(right)))
+        return self._written(self._added(_public_key(public), self._read(left), self._read(right)))
 
     def times(self, public: bytes, ciphertexts: Sequence[bytes], factor: int) -> tuple[bytes, ...]:
         """Multiply an encrypted vector by a whole number, with one exponentiation per ciphertext."""
-        return self._written(PublicKey(mpz(int.from_bytes(public, "big"))).times(self._read(ciphertexts), factor))
+        return self._written(self._multiplied(_public_key(public), self._read(ciphertexts), factor))
+
+    def _encrypted(self, pair: bytes, plaintexts: Sequence[int]) -> list[mpz]:
+        keys, obfuscators = parsed(pair)
+        made = (obfuscators() if self.table else keys.obfuscators)(len(plaintexts))
+        return keys.encrypt(plaintexts, made)
+
+    def _decrypted(self, keys: KeyPair, ciphertexts: Sequence[mpz]) -> list[mpz]:
+        return keys.decrypt(ciphertexts)
+
+    def _added(self, key: PublicKey, left: Sequence[mpz], right: Sequence[mpz]) -> list[mpz]:
+        return key.add(left, right)
+
+    def _multiplied(self, key: PublicKey, ciphertexts: Sequence[mpz], factor: int) -> list[mpz]:
+        return key.times(ciphertexts, factor)
 
     def _written(self, numbers: Sequence[mpz]) -> tuple[bytes, ...]:
         return tuple(_number_bytes(number, 2 * self.key_bits) for number in numbers)
@@ -181,9 +196,30 @@ class PaillierScheme:
         return [mpz(int.from_bytes(c, "big")) for c in ciphertexts]
 
 
+@dataclass(frozen=True)
+class PheScheme(PaillierScheme):
+    """Encryption of integer vectors by the package phe."""
+
+    def _encrypted(self, pair: bytes, plaintexts: Sequence[int]) -> list[mpz]:
+        return reference.encrypt(parsed(pair)[0].public, plaintexts)
+
+    def _decrypted(self, keys: KeyPair, ciphertexts: Sequence[mpz]) -> list[mpz]:
+        return reference.decrypt(keys, ciphertexts)
+
+    def _added(self, key: PublicKey, left: Sequence[mpz], right: Sequence[mpz]) -> list[mpz]:
+        return reference.add(key, left, right)
+
+    def _multiplied(self, key: PublicKey, ciphertexts: Sequence[mpz], factor: int) -> list[mpz]:
+        return reference.times(key, ciphertexts, factor)
+
+
 def key_bytes(keys: KeyPair) -> bytes:
     """Convert a key pair to bytes (both primes), the format in which key pairs are stored and sent."""
     return b"".join(_number_bytes(prime, keys.public.bits // 2) for prime in (keys.p, keys.q))
+
+
+def _public_key(public: bytes) -> PublicKey:
+    return PublicKey(mpz(int.from_bytes(public, "big")))
 
 
 def _number_bytes(number: mpz, bits: int) -> bytes:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from rayfed.analysis.loading import OUTCOMES, PAIRED, Results
-from rayfed.errors import UserError, nearest
+from rayfed.errors import UserError, nearest, require_extra
 from rayfed.evidence.paired import paired_table
 from rayfed.evidence.rows import Row
 from rayfed.privacy.printing import at_least, at_most
@@ -49,6 +49,9 @@ def export(
     """
     if format not in FORMATS:
         raise UserError(f"cannot export as '{format}': {nearest(format, (*FORMATS, 'folder'))}")
+    require_extra("export", f"--format {format}", "pandas")
+    if format == "markdown":
+        require_extra("export", "--format markdown", "tabulate")
     if columns is not None and (format == "csv" or table not in (OUTCOMES, PAIRED)):
         raise UserError("--columns needs the table of outcomes or of differences, as latex or markdown")
     if against is not None and table != PAIRED:
@@ -80,6 +83,7 @@ def _with_note(found: Grid, sentence: str) -> Grid:
 
 def as_csv(rows: Sequence[Row]) -> str:
     """Return rows as CSV text, with the union of the rows' columns."""
+    require_extra("export", "--figures", "pandas")
     from pandas import DataFrame
 
     return _csv(DataFrame([dict(row) for row in rows]))

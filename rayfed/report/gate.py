@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as xml
 
-from rayfed.errors import UserError
+from rayfed.errors import UserError, require_extra
 from rayfed.evidence.baseline import Change, compare_with_baseline
 from rayfed.evidence.bounds import Bound
 from rayfed.evidence.checks import Check, GateState
@@ -304,6 +304,7 @@ def schema() -> dict[str, Any]:
 
 def read_document(path: Path) -> dict[str, Any]:
     """Return the JSON result of an earlier gate from a file. Raises `UserError` for any other file."""
+    require_extra("gate", "--baseline", "jsonschema")
     import jsonschema
 
     try:

@@ -21,9 +21,10 @@ from uuid import uuid4
 from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.utils import get_protocol
 
 from rayfed.documents import read_json, read_yaml
-from rayfed.errors import RunError
+from rayfed.errors import RunError, require_extra
 from rayfed.store.shapes import check_shape
 
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}\.tmp", re.ASCII)
@@ -216,7 +217,9 @@ def tag(token: int) -> str:
 
 def located(path: str) -> tuple[AbstractFileSystem, str]:
     """Return the fsspec file system of a local path or URL, and the path on that file system."""
-    with explained("use", path, "give a local folder, or an fsspec URL whose package is installed (s3:// needs s3fs)"):
+    if get_protocol(path) in ("s3", "s3a"):
+        require_extra("aws", path, "s3fs")
+    with explained("use", path, "give a local folder, or an fsspec URL whose package is installed"):
         fs, root = url_to_fs(os.path.expanduser(path))
         return fs, root
 

@@ -338,13 +338,14 @@ def audit(
     """Measure how much of the training data a model's gradient leaks, as `rayfed audit` does.
 
     Return one run on the initial weights. With a `run`, a second one on that run's trained weights follows. The list is
-    empty if no attack applies; this does not show that the gradient is safe.
+    empty if no attack takes such samples; this does not show that the gradient is safe.
 
     - `model`: a name, as for the command, or a class that can be called without arguments. Default: the run's.
     - `data`: a path or name, as for the command. Default: the run's.
-    - `defences`: names, mappings with a `name`, or lists of these, one arm each. Default: as many of nine common
-      defences as the time allows.
-    - `minutes`: the time limit.
+    - `defences`: names, mappings with a `name`, or lists of these, one arm each. Default: nine common
+      defences.
+    - `minutes`: the time limit. Searches get longer until it is reached.
+    - `iterations`: evaluations of the objective per search, without a time limit.
 
     >>> import tempfile
     >>> import rayfed
@@ -362,7 +363,8 @@ def audit(
     from rayfed.analysis.audit import DEFENCES, Plan
     from rayfed.analysis.loading import Run
     from rayfed.engine import audit as engine
-    from rayfed.engine.auditing import BATCHES, Budget
+    from rayfed.engine.attacking import Deadline
+    from rayfed.engine.audit_queue import BATCHES
     from rayfed.engine.calling import address_of, name_of, shown
     from rayfed.engine.executions import execution
 
@@ -379,7 +381,7 @@ def audit(
         defences=DEFENCES if defences is None else engine.pipelines(defences),
         threshold=threshold,
     )
-    budget = Budget(monotonic(), 60 * minutes, 1 if trained is None else 2, iterations)
+    budget = engine.Budget(Deadline(monotonic() + 60 * minutes), iterations)
     audited = engine.audit(
         plan,
         budget,

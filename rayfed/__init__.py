@@ -362,27 +362,29 @@ def audit(
     from rayfed import registry
     from rayfed.analysis.audit import DEFENCES, Plan
     from rayfed.analysis.loading import Run
-    from rayfed.engine import audit as engine
+    from rayfed.engine import audit_options as options
     from rayfed.engine.attacking import Deadline
+    from rayfed.engine.audit import Budget
+    from rayfed.engine.audit import audit as run_audit
     from rayfed.engine.audit_queue import BATCHES
     from rayfed.engine.calling import address_of, name_of, shown
     from rayfed.engine.executions import execution
 
     registry.search(getcwd())
     source = address_of(run)
-    trained = None if source is None else engine.Trained.of(source)
+    trained = None if source is None else options.Trained.of(source)
     plan = Plan(
-        model=engine.model_of(name_of(model) if isinstance(model, type) else model, trained),
-        data=engine.data_of(_text(data), size, label, targets, text, trained),
-        loss=engine.loss_of(loss, trained),
+        model=options.model_of(name_of(model) if isinstance(model, type) else model, trained),
+        data=options.data_of(_text(data), size, label, targets, text, trained),
+        loss=options.loss_of(loss, trained),
         batches=list(batches or BATCHES),
         samples=images,
         seed=seed,
-        defences=DEFENCES if defences is None else engine.pipelines(defences),
+        defences=DEFENCES if defences is None else options.pipelines(defences),
         threshold=threshold,
     )
-    budget = engine.Budget(Deadline(monotonic() + 60 * minutes), iterations)
-    audited = engine.audit(
+    budget = Budget(Deadline(monotonic() + 60 * minutes), iterations)
+    audited = run_audit(
         plan,
         budget,
         execution(executor, address),

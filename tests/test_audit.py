@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -29,7 +28,7 @@ from rayfed.data.section import data_section
 from rayfed.engine import attacking, runs
 from rayfed.engine import audit as engine
 from rayfed.engine.attacking import Deadline
-from rayfed.engine.audit import pipelines
+from rayfed.engine.audit_options import pipelines
 from rayfed.engine.audit_queue import pass_evaluations, pass_iterations, stages
 from rayfed.engine.inputs import prepare
 from rayfed.engine.local import LocalExecutor, local
@@ -395,7 +394,7 @@ def test_a_closed_form_that_takes_a_tenth_of_the_time_is_cut_off_and_not_run_aga
     planned = small(methods=[Method(f"{__name__}:Endless"), Method("columns")], batches=[1, 2])
     began = monotonic()
     budget = engine.Budget(Deadline(began + 9.0), None)
-    [found] = engine.audit(planned, budget, local, partial(nullcontext, AuditProgress()), out=str(tmp_path))
+    [found] = engine.audit(planned, budget, local, lambda: nullcontext(AuditProgress()), out=str(tmp_path))
     rows = rows_of(found.folder)
     assert {row["status"] for row in rows if row["family"] != "columns"} == {UNPLAYED}
     assert {row["status"] for row in rows if row["family"] == "columns" and row["arm"] == "none"} == {"ok"}

@@ -195,8 +195,9 @@ def audit(
             _check_given(model, data, run, bool(target), loss is not None)
             from rayfed.analysis.audit import DEFENCES, UNDEFENDED, Plan
             from rayfed.engine.attacking import Deadline
-            from rayfed.engine.audit import Budget, Trained, data_of, loss_of, model_of
+            from rayfed.engine.audit import Budget
             from rayfed.engine.audit import audit as run_audit
+            from rayfed.engine.audit_options import Trained, data_of, loss_of, model_of
             from rayfed.engine.audit_queue import BATCHES
             from rayfed.engine.executions import execution
             from rayfed.report.gate import Gated
@@ -255,7 +256,7 @@ def _check_given(model: str | None, data: str | None, run: str | None, target: b
 
 def _defences(texts: Sequence[str]) -> Defences:
     """Return the defence pipelines of the --defence options by name. Raises `UserError` for an invalid one."""
-    from rayfed.engine.audit import pipelines
+    from rayfed.engine.audit_options import pipelines
 
     found: Defences = {}
     for text in texts:

@@ -77,7 +77,7 @@ class Deadline:
 
 
 @dataclass
-class _Play:
+class _CallState:
     """Attack calls, and their results so far."""
 
     round: int
@@ -104,8 +104,8 @@ LoadStates = Callable[[str, Iterable[int], int], dict[int, State]]
 """Load the states of an arm's clients at the start of a round: (arm, clients, round) -> client -> state."""
 
 
-class Ended(NamedTuple):
-    """An attack call that has ended, with its results."""
+class CallResult(NamedTuple):
+    """Results of an attack call that has ended."""
 
     call: AttackCall
     outcomes: Sequence[Guess] | None
@@ -131,7 +131,7 @@ class Begun:
 
     due: Sequence[AttackCall]
     truths: Mapping[int, ScoringInputs]
-    """Index in `due` -> true samples and arguments of a started call (`_Play.truths`)."""
+    """Index in `due` -> true samples and arguments of a started call (`_CallState.truths`)."""
     ended: Iterator[Done]
     """The calls as they end, tagged with these indices."""
 
@@ -172,13 +172,13 @@ class Attacks:
         due = self.due(round, [self.arms[name] for name in sent])
         if not due:
             return None
-        play = _Play(round, due)
+        state = _CallState(round, due)
         try:
-            observed = self._observe(play, range(len(due)), sent, earlier)
+            observed = self._observe(state, range(len(due)), sent, earlier)
         except UserError:
             return None
         calls = [self._call(i, due[i], seen, round) for i, seen in observed.items()]
-        return Begun(due, play.truths, self.run_attackers(calls, self._hear(play), ahead=True))
+        return Begun(due, state.truths, self.run_attackers(calls, self._hear(state), ahead=True))
 
     def strike(
         self,
@@ -197,162 +197,162 @@ class Attacks:
         """
         failed = {(row["arm"], row["client"]) for row in tables.clients if row["status"] not in SENT}
         due = self.due(round, [self.arms[name] for name in sent], failed=failed)
-        play = _Play(round, due, Deadline(monotonic() + self.seconds), waits=self.seconds > 0)
+        state = _CallState(round, due, Deadline(monotonic() + self.seconds), waits=self.seconds > 0)
         indices = list(range(len(due)))
         if self.seconds < inf:
             indices.sort(key=lambda i: due[i].attack.batch_size)
         try:
             with suppress(_TimeIsUp):
                 if begun:
-                    self._end(play, begun)
-                    indices = [i for i in indices if i not in play.truths]
-                for _ in self._run(play, indices, sent, earlier):
+                    self._end(state, begun)
+                    indices = [i for i in indices if i not in state.truths]
+                for _ in self._run(state, indices, sent, earlier):
                     pass
         except KeyboardInterrupt:
             with suppress(Exception):  # client workers may be gone, so that nothing can be scored
-                self._score(play, tables)
+                self._score(state, tables)
             raise
-        self._score(play, tables)
+        self._score(state, tables)
         for i, d in enumerate(due):
-            if i not in play.attacked:
+            if i not in state.attacked:
                 note_not_run(tables, d, round, UNPLAYED, WANT_OF_TIME)
 
     def run_calls(
         self, round: int, calls: Sequence[AttackCall], sent: Mapping[str, Ref], deadline: Deadline, limit: float | None
-    ) -> Iterator[Ended]:
+    ) -> Iterator[CallResult]:
         """Run attack calls of a round until a deadline, and yield each call with its rows as it ends.
 
         Calls that are cut off by the deadline are not yielded. A call that exceeds `limit` seconds (None: no limit)
         has no results.
         """
-        play = _Play(round, calls, deadline, limit=limit)
+        state = _CallState(round, calls, deadline, limit=limit)
         with suppress(_TimeIsUp):
-            for i in self._run(play, range(len(calls)), sent, {}):
+            for i in self._run(state, range(len(calls)), sent, {}):
                 tables = RoundTables()
-                if i not in play.attacked:
-                    yield Ended(calls[i], None, tables)
+                if i not in state.attacked:
+                    yield CallResult(calls[i], None, tables)
                     continue
-                self._score(play, tables, [i])
-                yield Ended(calls[i], play.attacked[i][0], tables)
+                self._score(state, tables, [i])
+                yield CallResult(calls[i], state.attacked[i][0], tables)
 
     def _run(
-        self, play: _Play, indices: Sequence[int], sent: Mapping[str, Ref], earlier: Mapping[str, Sequence[Sent]]
+        self, state: _CallState, indices: Sequence[int], sent: Mapping[str, Ref], earlier: Mapping[str, Sequence[Sent]]
     ) -> Iterator[int]:
         """Run calls, and yield the index of each when it has ended. Raises `_TimeIsUp` at the deadline.
 
-        A call that exceeded `play.limit` has no entry in `play.attacked`.
+        A call that exceeded `state.limit` has no entry in `state.attacked`.
         """
         while indices:
-            if play.late:
+            if state.late:
                 raise _TimeIsUp
-            waiting = {i: play.due[i].attack.title for i in indices}
-            observed = self._observe(play, indices, sent, earlier)
-            calls = [self._call(i, play.due[i], seen, play.round, play.limit) for i, seen in observed.items()]
-            ended = self.run_attackers(calls, self._hear(play))
+            waiting = {i: state.due[i].attack.title for i in indices}
+            observed = self._observe(state, indices, sent, earlier)
+            calls = [self._call(i, state.due[i], seen, state.round, state.limit) for i, seen in observed.items()]
+            ended = self.run_attackers(calls, self._hear(state))
             del observed, calls  # so that no observation is held after its call
-            yield from self._gather(play, ended, waiting)
-            indices = [i for i in indices if i not in play.truths]
+            yield from self._gather(state, ended, waiting)
+            indices = [i for i in indices if i not in state.truths]
 
     def _observe(
-        self, play: _Play, indices: Sequence[int], sent: Mapping[str, Ref], earlier: Mapping[str, Sequence[Sent]]
+        self, state: _CallState, indices: Sequence[int], sent: Mapping[str, Ref], earlier: Mapping[str, Sequence[Sent]]
     ) -> dict[int, Ref]:
         """Return observations for the first of these calls, as many as are held at once, by index.
 
-        After the time limit only one is made. The true samples are added to `play`.
+        After the time limit only one is made. The true samples are added to `state`.
         """
-        observe, some, requests = [], self._at_once(play, indices), dict[int, ObservationRequest]()
+        observe, some, requests = [], self._at_once(state, indices), dict[int, ObservationRequest]()
         for i in some:
-            d = play.due[i]
-            past = tuple(one for one in earlier.get(d.arm.name, ()) if one.round >= play.round - d.attack.earlier)
-            states = self._states_behind(d, play.round)
+            d = state.due[i]
+            past = tuple(one for one in earlier.get(d.arm.name, ()) if one.round >= state.round - d.attack.earlier)
+            states = self._states_behind(d, state.round)
             requests[i] = ObservationRequest(d.arm.name, d.victims, d.attack, states, d.repeat, past)
             observe.append(Call("observe", (sent[d.arm.name], requests[i]), i, returns=3))
-        observed, total = dict[int, Ref](), len(play.truths) + len(indices)
+        observed, total = dict[int, Ref](), len(state.truths) + len(indices)
         for call, _, refs, _ in self.run_clients(observe):
             observed[call.tag], truths = refs
             request = requests[call.tag]
-            play.truths[call.tag] = ScoringInputs(truths, sent[request.arm], request)
-            self.progress.observations_done(play.round, len(play.truths), total)
-            if play.deadline.passed:
+            state.truths[call.tag] = ScoringInputs(truths, sent[request.arm], request)
+            self.progress.observations_done(state.round, len(state.truths), total)
+            if state.deadline.passed:
                 break
         return {i: observed[i] for i in some if i in observed}
 
-    def _at_once(self, play: _Play, indices: Sequence[int]) -> Sequence[int]:
+    def _at_once(self, state: _CallState, indices: Sequence[int]) -> Sequence[int]:
         """Return the first of these calls, at least one, whose observations take at most about `_HELD` bytes.
 
         An observation has each victim's received weights, its update and, if a defence is known, masks.
         """
         room, some = _HELD, list[int]()
         for i in indices:
-            d = play.due[i]
+            d = state.due[i]
             room -= 3 * len(d.victims) * (1 + d.attack.earlier) * self.sizes[d.arm.name]
             if some and room < 0:
                 break
             some.append(i)
         return some
 
-    def _end(self, play: _Play, begun: Begun) -> None:
-        """Add the results of the calls that have begun to `play`, except calls with a victim that has failed."""
+    def _end(self, state: _CallState, begun: Begun) -> None:
+        """Add the results of the calls that have begun to `state`, except calls with a victim that has failed."""
 
         def key(d: AttackCall) -> tuple[Any, ...]:
             return d.arm.name, d.attack.title, d.victims, d.repeat
 
-        places = {key(d): i for i, d in enumerate(play.due)}
+        places = {key(d): i for i, d in enumerate(state.due)}
         now = {i: places[key(begun.due[i])] for i in begun.truths if key(begun.due[i]) in places}
-        play.truths |= {now[i]: truths for i, truths in begun.truths.items() if i in now}
-        waiting = {i: play.due[i].attack.title for i in now.values()}
+        state.truths |= {now[i]: truths for i, truths in begun.truths.items() if i in now}
+        waiting = {i: state.due[i].attack.title for i in now.values()}
         ended = (
             done._replace(call=replace(done.call, tag=now[done.call.tag]))
             for done in begun.ended
             if done.call.tag in now
         )
-        for _ in self._gather(play, ended, waiting):
+        for _ in self._gather(state, ended, waiting):
             pass
 
-    def _hear(self, play: _Play) -> Hear:
+    def _hear(self, state: _CallState) -> Hear:
         """Return a callback that reports the progress of searches and raises `_TimeIsUp` at the time limit."""
 
         def hear(call: Call, standing: Standing | None) -> None:
-            if play.late:
+            if state.late:
                 raise _TimeIsUp
             if standing is None:
                 return
-            d = play.due[call.tag]
-            self.progress.search_goes_on(play.round, d.attack.title, d.arm.name, standing)
+            d = state.due[call.tag]
+            self.progress.search_goes_on(state.round, d.attack.title, d.arm.name, standing)
 
         return hear
 
-    def _gather(self, play: _Play, ended: Iterable[Done], waiting: dict[int, str]) -> Iterator[int]:
-        """Add the results of calls to `play` as they end, and yield their indices; `waiting` has titles by index."""
-        self.progress.attacks_done(play.round, play.done, list(waiting.values()))
+    def _gather(self, state: _CallState, ended: Iterable[Done], waiting: dict[int, str]) -> Iterator[int]:
+        """Add the results of calls to `state` as they end, and yield their indices; `waiting` has titles by index."""
+        self.progress.attacks_done(state.round, state.done, list(waiting.values()))
         for call, outcomes, rest, _ in ended:
-            d = play.due[call.tag]
+            d = state.due[call.tag]
             del waiting[call.tag]
-            if isinstance(outcomes, Overdue) and play.limit is not None:
+            if isinstance(outcomes, Overdue) and state.limit is not None:
                 yield call.tag
                 continue
             if isinstance(outcomes, Overdue | Crashed):
                 nothing = self._unfinished(d, outcomes)
                 outcomes, rest = nothing, [nothing]
-            play.attacked[call.tag] = outcomes, rest[0]
+            state.attacked[call.tag] = outcomes, rest[0]
             self._note_once(note for guess in outcomes for note in guess.notes)
-            play.waits = play.waits and all(guess.status == "not applicable" for guess in outcomes)
-            play.done.append((d.attack.title, sum(guess.seconds for guess in outcomes)))
-            self.progress.attacks_done(play.round, play.done, list(waiting.values()))
+            state.waits = state.waits and all(guess.status == "not applicable" for guess in outcomes)
+            state.done.append((d.attack.title, sum(guess.seconds for guess in outcomes)))
+            self.progress.attacks_done(state.round, state.done, list(waiting.values()))
             yield call.tag
-            if waiting and play.late:
+            if waiting and state.late:
                 raise _TimeIsUp
 
-    def _score(self, play: _Play, tables: RoundTables, indices: Collection[int] | None = None) -> None:
+    def _score(self, state: _CallState, tables: RoundTables, indices: Collection[int] | None = None) -> None:
         """Score finished calls (default: all), and add their rows to `tables` in the planned order."""
         score = []
-        for i in sorted(play.attacked if indices is None else indices):
-            truths, sent, request = play.truths[i]
-            score.append(Call("score", (truths, play.attacked[i][1], play.due[i].strip, sent, request), i))
+        for i in sorted(state.attacked if indices is None else indices):
+            truths, sent, request = state.truths[i]
+            score.append(Call("score", (truths, state.attacked[i][1], state.due[i].strip, sent, request), i))
         scored = {call.tag: result for call, result, *_ in self.run_clients(score)}
         self._note_failures(one for victims in scored.values() for one in victims)
         for i in sorted(scored):
-            note_attack(tables, play.due[i], play.round, play.attacked[i][0], scored[i])
+            note_attack(tables, state.due[i], state.round, state.attacked[i][0], scored[i])
 
     def _note_failures(self, scored: Iterable[Scored]) -> None:
         """Print a note for each metric that could not be computed, with its first reason."""

@@ -11,24 +11,18 @@ from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from time import monotonic
-from typing import Any
-
-import yaml
 
 from rayfed import scenario as scenarios
-from rayfed.analysis.audit import UNDEFENDED, Defences, Plan, called
-from rayfed.attacks.base import Guess
+from rayfed.analysis.audit import UNDEFENDED, Plan, called
 from rayfed.client import plan as rounds
 from rayfed.client.sent import Sent
 from rayfed.client.visit import ObservationRequest
-from rayfed.data.section import data_section
-from rayfed.documents import load_yaml, yaml_flow
+from rayfed.documents import load_yaml
 from rayfed.engine import runs
-from rayfed.engine.attacking import AttackCall, Deadline, Ended, note_not_run
+from rayfed.engine.attacking import AttackCall, CallResult, Deadline, note_not_run
 from rayfed.engine.audit_queue import BATCHES, Stage, Unit, pass_evaluations, pass_iterations, stages
 from rayfed.engine.executor import Call, Execution, Ref
 from rayfed.engine.federation import Federation
-from rayfed.engine.finding import dotted, loss_section, search_where
 from rayfed.engine.inputs import Inputs, prepare
 from rayfed.engine.local import local
 from rayfed.engine.progress import AuditProgress, Progress
@@ -40,10 +34,8 @@ from rayfed.evidence.rows import Row, Sample, sample_of
 from rayfed.memory import give_back_cache
 from rayfed.models.describe import described
 from rayfed.report.text.weights import initial_weights
-from rayfed.scenario import AttackSpec, Scenario, resolve
-from rayfed.scenario.components import named
-from rayfed.scenario.problems import Problem, component_problems
-from rayfed.store.folder import SCENARIO, RunFolder
+from rayfed.scenario import AttackSpec, Scenario
+from rayfed.store.folder import RunFolder
 from rayfed.store.schemas import INAPPLICABLE, UNPLAYED, WANT_OF_TIME
 
 Watch = Callable[[], AbstractContextManager[AuditProgress]]
@@ -163,25 +155,29 @@ class AuditRound:
         self._progress = progress or AuditProgress()
         self._criterion = Criterion.of(plan.modality, plan.threshold)
         self._limit = _CLOSED_FORM_SHARE * deadline.left
-        self._finished = 0
-        """Number of finished stages."""
-        self._postponed: list[Unit] = []
+        self._stage_index = 0
+        """Index of the next stage in the queue."""
+        self._postponed_units: list[Unit] = []
         """Units that are run at the end of the pass."""
-        self._leaked: dict[tuple[str, int], set[Sample]] = {}
+        self._leaking_samples: dict[tuple[str, int], set[Sample]] = {}
         """Samples that leak, by arm and batch size."""
         self._seconds = {True: 0.0, False: 0.0}
         """Seconds of the pass for searches (True) and closed forms (False)."""
         self._results: dict[tuple[str, str, int, int], RoundTables] = {}
         """Best rows so far by arm, title, victim and repeat."""
-        self._run: dict[_CallKey, AttackSpec] = {}
+        self._last_specs: dict[_CallKey, AttackSpec] = {}
         """Settings with which each call was run last."""
-        self._without_result: dict[_CallKey, Sequence[Guess]] = {}
+        self._answered = False
+        """Whether any attack applies."""
+        self._calls_without_result: set[_CallKey] = set()
         """Calls that do not apply or failed, which are not repeated."""
+        self._failures: dict[str, str] = {}
+        """Error messages by attack."""
         self._never: dict[str, str] = {}
         """Attacks that never apply to the undefended model, with the reason."""
         self._too_slow: set[str] = set()
         """Closed forms that exceeded their share of the time."""
-        self._missing = 0
+        self._num_missing = 0
         """Number of calls without a result at the end."""
         self._best: dict[str, float] = {}
         """Maximum of the leading metric by arm."""
@@ -195,48 +191,50 @@ class AuditRound:
 
     def check_failures(self) -> None:
         """Raise `UserError` if attacks failed and no attack has a result."""
-        failures: dict[str, str] = {}
-        for (_, attack, *_), outcomes in self._without_result.items():
-            for guess in outcomes:
-                if guess.status == "failed":
-                    failures[attack] = guess.message
-        if failures and self._run.keys() <= self._without_result.keys():
-            told = "\n  ".join(f"{attack}: {message}" for attack, message in failures.items())
-            raise UserError(f"no attack could be run, so there are no results:\n  {told}")
+        if self._failures and not self._answered:
+            failures = "\n  ".join(f"{attack}: {message}" for attack, message in self._failures.items())
+            raise UserError(f"no attack could be run, so there are no results:\n  {failures}")
 
     @property
     def may_apply(self) -> bool:
         """Return whether an attack applies, or was not run."""
-        return bool(self._missing) or not self._run.keys() <= self._without_result.keys()
+        return self._answered or self._num_missing > 0
 
     def _run_stages(self, federation: Federation, round: int, keep: runs.Keep) -> RoundTables:
         sent = {arm: federation.ask_server("sent", arm, round).sent for arm in federation.arms}
         queue = stages(self._plan, list(federation.arms), self._evaluations)
-        while self._finished < len(queue) and not self._deadline.passed:
-            stage = queue[self._finished]
-            following = queue[self._finished + 1].evaluations if self._finished + 1 < len(queue) else None
+        while self._stage_index < len(queue) and not self._deadline.passed:
+            stage = queue[self._stage_index]
+            following = queue[self._stage_index + 1].evaluations if self._stage_index + 1 < len(queue) else None
             specs = self._specs(stage.evaluations, round)
             try:
                 self._run_stage(federation, round, stage, specs, sent)
                 if following != stage.evaluations:
-                    self._end_pass(federation, round, stage.evaluations, specs, sent)
-                    self._progress.pass_done(stage.evaluations, self._seconds, following, self._written_best())
-                    self._seconds = {True: 0.0, False: 0.0}
+                    self._end_pass(federation, round, stage.evaluations, following, specs, sent)
             finally:  # also after Ctrl-C
                 keep.write(self._tables(federation, round, specs))
                 keep.describe(federation.scenario.model_copy(update={"attacks": list(specs.values())}))
-            self._finished += 1
+            self._stage_index += 1
         specs = self._specs(next(pass_evaluations(self._evaluations)), round)
         return self._tables(federation, round, specs, complete=True)
 
     def _end_pass(
-        self, federation: Federation, round: int, evaluations: int, specs: Mapping[str, AttackSpec], sent: _Sent
+        self,
+        federation: Federation,
+        round: int,
+        evaluations: int,
+        following: int | None,
+        specs: Mapping[str, AttackSpec],
+        sent: _Sent,
     ) -> None:
-        """Run the postponed units of a pass, closed forms first."""
+        """Run the postponed units of a pass, closed forms first, and report the pass; `following` is the next one."""
         for searches in (False, True):
-            units = [unit for unit in self._postponed if bool(unit.method.evaluations) == searches]
+            units = [unit for unit in self._postponed_units if bool(unit.method.evaluations) == searches]
             self._run_units(federation, round, Stage(evaluations, units), specs, sent)
-        self._postponed = []
+        self._postponed_units = []
+        if not self._deadline.passed:
+            self._progress.pass_done(evaluations, self._seconds, following, self._written_best())
+        self._seconds = {True: 0.0, False: 0.0}
 
     def _specs(self, evaluations: int, round: int) -> dict[str, AttackSpec]:
         """Return the attacks of a pass by title."""
@@ -248,14 +246,14 @@ class AuditRound:
     ) -> None:
         """Run a stage until the deadline, without the units that are postponed."""
         postponed = [unit for unit in stage.units if self._all_leaked(unit)]
-        self._postponed += [unit for unit in postponed if unit not in self._postponed]
+        self._postponed_units += [unit for unit in postponed if unit not in self._postponed_units]
         units = [unit for unit in stage.units if unit not in postponed]
         self._run_units(federation, round, replace(stage, units=units), specs, sent)
 
     def _all_leaked(self, unit: Unit) -> bool:
         """Return whether all samples of a defended arm have leaked at a unit's batch size."""
         samples = -(-self._plan.samples // unit.batch) * unit.batch
-        return unit.arm != UNDEFENDED and len(self._leaked.get((unit.arm, unit.batch), ())) == samples
+        return unit.arm != UNDEFENDED and len(self._leaking_samples.get((unit.arm, unit.batch), ())) == samples
 
     def _run_units(
         self, federation: Federation, round: int, stage: Stage, specs: Mapping[str, AttackSpec], sent: _Sent
@@ -269,35 +267,46 @@ class AuditRound:
                 continue
             attacks = [specs[title] for title in unit.titles if title in specs]
             calls += federation.attacks.due(round, [federation.attacks.arms[unit.arm]], attacks)
-        # after a lost value, or if iterations do not change, a call may already have its result
-        calls = [d for d in calls if _key_of(d) not in self._without_result and self._run.get(_key_of(d)) != d.attack]
+        calls = [d for d in calls if self._needs_run(d)]
         limit = None if stage.searches or self._limit == inf else min(self._limit, self._deadline.left)
-        for ended in federation.attacks.run_calls(round, calls, sent, self._deadline, limit):
-            self._add(ended)
+        for result in federation.attacks.run_calls(round, calls, sent, self._deadline, limit):
+            self._add(result)
         self._seconds[stage.searches] += self._deadline.now() - began
+
+    def _needs_run(self, d: AttackCall) -> bool:
+        """Return whether a call may add a result.
+
+        After a lost value, or if the iterations do not change, the call already has its result.
+        """
+        return _key_of(d) not in self._calls_without_result and self._last_specs.get(_key_of(d)) != d.attack
 
     def _never_applies(self, federation: Federation, arm: str, attack: str) -> bool:
         """Return whether an attack does not apply to an arm, because it never applies to a model of this form."""
         models = (federation.arms[name].model for name in (UNDEFENDED, arm))
         return attack in self._never and len({repr(model) for model in models}) == 1
 
-    def _add(self, ended: Ended) -> None:
+    def _add(self, result: CallResult) -> None:
         """Add the results of a call."""
-        d, outcomes = ended.call, ended.outcomes
+        d, outcomes = result.call, result.outcomes
         if outcomes is None:
             self._too_slow.add(d.attack.name)
             return
-        self._run[_key_of(d)] = d.attack
+        self._last_specs[_key_of(d)] = d.attack
         if all(guess.status in (INAPPLICABLE, "failed") for guess in outcomes):
-            self._without_result[_key_of(d)] = outcomes
+            self._calls_without_result.add(_key_of(d))
+        else:
+            self._answered = True
+        for guess in outcomes:
+            if guess.status == "failed":
+                self._failures[d.attack.title] = guess.message
         if d.arm.name == UNDEFENDED and all(guess.inherent for guess in outcomes):
             self._never[d.attack.name] = outcomes[0].message
-        for victim, tables in _by_victim(ended.tables).items():
+        for victim, tables in _by_victim(result.tables).items():
             key = d.arm.name, d.attack.title, victim, d.repeat
             if key not in self._results or self._rank(tables) >= self._rank(self._results[key]):
                 self._results[key] = tables
             leaked = [sample_of(row) for row in tables.attacks if self._criterion.leaks(row)]
-            self._leaked.setdefault((d.arm.name, d.attack.batch_size), set()).update(leaked)
+            self._leaking_samples.setdefault((d.arm.name, d.attack.batch_size), set()).update(leaked)
             found = [value for row in tables.attacks if (value := self._criterion.nearness(row)) is not None]
             self._best[d.arm.name] = max([self._best.get(d.arm.name, -inf), *found])
         self._progress.best_so_far(self._written_best())
@@ -316,7 +325,7 @@ class AuditRound:
     ) -> RoundTables:
         """Return the best rows so far, and if the audit is `complete`, rows for the attacks without a result."""
         tables = RoundTables()
-        self._missing = 0
+        self._num_missing = 0
         for d in federation.attacks.due(round, list(federation.attacks.arms.values()), list(specs.values())):
             rest = []
             for victim in d.victims:
@@ -335,7 +344,7 @@ class AuditRound:
         if self._never_applies(federation, d.arm.name, d.attack.name):
             note_not_run(tables, d, round, INAPPLICABLE, self._never[d.attack.name])
         else:
-            self._missing += 1
+            self._num_missing += 1
             note_not_run(tables, d, round, UNPLAYED, WANT_OF_TIME)
 
 
@@ -450,102 +459,3 @@ def _refusal(error: ClientError, plan: Plan, sizes: str) -> str:
         f"batch norm in training mode needs more than one value per channel, and a batch of {sizes} has only one. Use "
         f"larger batches (--batch 4){larger}, or batch norm in evaluation mode (--set model.batch_norm=eval)"
     )
-
-
-def model_of(given: str | Mapping[str, Any] | None, trained: Trained | None) -> dict[str, Any]:
-    """Return the scenario section `model` for a name or mapping. Default: the section of the run `trained`.
-
-    Raises `UserError` without either.
-    """
-    if given is not None:
-        found = named(given)
-        if not isinstance(found, Mapping):
-            raise UserError(f"model: found a {type(given).__name__}; give a name, a class, or {{name: NAME, ...}}")
-        return {**found, "name": dotted(found["name"])}
-    if trained is None:
-        raise UserError("--model: give the model to audit, or a run with --run")
-    return trained.model
-
-
-def loss_of(given: str | Mapping[str, Any] | None, trained: Trained | None) -> dict[str, Any]:
-    """Return the scenario section `loss` for a name or mapping. Default: the section of the run, or empty."""
-    if given is None:
-        return {} if trained is None else trained.loss
-    return loss_section(given)
-
-
-def data_of(
-    given: str | None,
-    size: int | None,
-    label: str | None,
-    targets: Sequence[str] | None,
-    text: str | None,
-    trained: Trained | None,
-) -> dict[str, Any]:
-    """Return the scenario section `data` for a file, folder or data set. Default: the section of the run `trained`."""
-    if label is not None and targets:
-        raise UserError(
-            "--label names a column of classes, --target columns of numbers: give only one of these options"
-        )
-    if given is not None:
-        return data_section(given, size, label, targets, text)
-    if trained is None:
-        raise UserError("--data: give a file, a folder or a data set, or a run with --run")
-    return trained.data
-
-
-def pipelines(given: Sequence[Any]) -> Defences:
-    """Return defence pipelines by arm name, from names of defences, mappings with a name, or lists of both.
-
-    Raises `UserError` for anything else.
-    """
-    found: Defences = {}
-    if isinstance(given, str | Mapping):
-        raise UserError(f"defences: found {given!r}; give a list of arms, such as [{given!r}]")
-    for value in given:
-        pipeline = [named(one) for one in (value if isinstance(value, list | tuple) else [value])]
-        if not all(isinstance(one, Mapping) and isinstance(one.get("name"), str) for one in pipeline):
-            raise UserError(
-                f"defence: found '{_typed(value)}'; give a name, {{name: NAME, FIELD: VALUE}}, or a list of both"
-            )
-        pipeline = [{**one, "name": dotted(one["name"])} for one in pipeline]
-        for problem in component_problems({"defences": pipeline}):
-            raise UserError(f"defence '{_typed(value)}': {_told(problem, value)}")
-        found[called(pipeline)] = pipeline
-    return {name: pipeline for name, pipeline in found.items() if pipeline}
-
-
-def _told(problem: Problem, value: Any) -> str:
-    """Return the message for a problem of a pipeline's field, with an example if a required field is missing."""
-    field = ".".join(map(str, problem.path[2:]))
-    lacks = problem.wanted or not field
-    example = f", as '{{name: {value}, {field or 'FIELD'}: VALUE}}'" if lacks and isinstance(value, str) else ""
-    return f"{field}{': ' * bool(field)}{problem.told}{example}"
-
-
-def _typed(value: Any) -> str:
-    """Return a defence as the command line accepts it: YAML in one line."""
-    try:
-        return yaml_flow(value)
-    except yaml.YAMLError:  # a Python value that YAML cannot represent
-        return str(value)
-
-
-@dataclass(frozen=True)
-class Trained:
-    """Sections `model`, `data` and `loss` of a run whose weights are audited, from the run's first arm."""
-
-    arm: str
-    model: dict[str, Any]
-    data: dict[str, Any]
-    loss: dict[str, Any]
-
-    @classmethod
-    def of(cls, run: str) -> Trained:
-        """Read the sections from a run's scenario. Raises `UserError` if the run has no scenario."""
-        search_where(run)
-        folder = RunFolder.open(run)
-        loaded = scenarios.parse(folder.read_text(SCENARIO), f"{folder.url}/{SCENARIO}")
-        name, arm = next(iter(resolve(loaded).items()))
-        parts = (part.model_dump(mode="json") for part in (arm.model, loaded.data, arm.loss))
-        return cls(name, *parts)

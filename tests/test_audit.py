@@ -354,7 +354,7 @@ def test_an_audit_that_is_stopped_leaves_a_page_of_what_was_measured(tmp_path: P
     [folder] = map(RunFolder.open, map(str, tmp_path.iterdir()))
     assert exits.status(folder)["state"] == "interrupted"
     assert folder.exists("report.html")
-    assert [(row["arm"], row["status"]) for row in rows_of(folder)] == [("none", "ok")] * 3 + [("x", "ok")]
+    assert sorted((row["arm"], row["status"]) for row in rows_of(folder)) == [*[("none", "ok")] * 3, ("x", "ok")]
 
 
 @component
@@ -397,7 +397,7 @@ def test_a_closed_form_that_takes_a_tenth_of_the_time_is_cut_off_and_not_run_aga
     [found] = engine.audit(planned, budget, local, lambda: nullcontext(AuditProgress()), out=str(tmp_path))
     rows = rows_of(found.folder)
     assert {row["status"] for row in rows if row["family"] != "columns"} == {UNPLAYED}
-    assert {row["status"] for row in rows if row["family"] == "columns" and row["arm"] == "none"} == {"ok"}
+    assert UNPLAYED not in {row["status"] for row in rows if row["family"] == "columns"}
 
 
 def test_what_never_applies_is_run_without_a_defence_only(tmp_path: Path) -> None:

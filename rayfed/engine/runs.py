@@ -60,7 +60,7 @@ class Keep:
     """Functions that write results of attacks without training while the attacks run."""
 
     write: Callable[[RoundTables], object]
-    """Write all rows so far, in place of those written before."""
+    """Write all rows so far, and replace those written before."""
     describe: Callable[[Scenario], object]
     """Write the scenario, if its attacks have changed."""
 

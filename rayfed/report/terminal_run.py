@@ -86,7 +86,7 @@ class RunView:
         self._scenario: dict[str, Any] = {}
         self._printed_at = self._reported_at = 0.0
         self._doing = ""
-        self._left = TimeLeft({}, 0.0)
+        self._left = TimeLeft(0.0)
         self._specs: Sequence[AttackSpec] = ()
         self._waiting: Sequence[str] = ()
         self._over = 0
@@ -159,7 +159,7 @@ class RunView:
     def attacks_done(self, round: int, done: Sequence[tuple[str, float]], waiting: Sequence[str]) -> None:
         """Show the number of finished attacks, and the estimated time of the waiting attacks."""
         if not done:
-            self._left = TimeLeft({}, monotonic(), {spec.title: spec.evaluations for spec in self._specs})
+            self._left = TimeLeft(monotonic(), {spec.title: spec.evaluations for spec in self._specs})
         self._left.ended(done)
         self._waiting, self._over = waiting, len(done)
         if not done:
@@ -207,7 +207,7 @@ class RunView:
         if self._doing:
             silent = monotonic() - self._reported_at
             since = f"; still running, no progress reported for {_minutes(silent)}" if silent > _EVERY else ""
-            self._now_and_then(f"{self._doing}{since}")
+            self._now_and_then(f"{self._doing}{since}{self._best}")
 
     def _now_and_then(self, line: str) -> None:
         """Print a line if there is no progress bar and the last line is at least `_EVERY` seconds old."""

@@ -383,8 +383,8 @@ def _inspect(plan: Plan, changes: Sequence[str], progress: AuditProgress, shrink
     largest = max(len(data.train_labels) // loaded.federation.clients, 1)
     if not shrink and largest < max(plan.batches):
         raise UserError(
-            f"--batch {max(plan.batches)}: each of {plan.samples} clients (--images) has at most {largest} samples; use "
-            "smaller batches, fewer images, or more data"
+            f"--batch {max(plan.batches)}: each of {plan.samples} clients (--images) has at most {largest} samples; "
+            "use smaller batches, fewer images, or more data"
         )
     if largest < max(plan.batches):
         plan = replace(plan, batches=sorted({min(size, largest) for size in plan.batches}))

@@ -243,8 +243,8 @@ class Workers:
             if end is not None and monotonic() >= end[0]:
                 return end[1], True
             for call, worked_at in running.worked_at if hear else ():
-                if hear and (standing := standings.look(call)):
-                    hear(worked_at, standing)
+                if hear:
+                    hear(worked_at, standings.look(call))
 
     def _first_start(self) -> ray.ObjectRef[Any]:
         """Wait until one of the starting actors has started. Raises `ResourceError` after `START_TIMEOUT`."""

@@ -338,14 +338,15 @@ def audit(
     """Measure how much of the training data a model's gradient leaks, as `rayfed audit` does.
 
     Return one run on the initial weights. With a `run`, a second one on that run's trained weights follows. The list is
-    empty if no attack applies; this does not show that the gradient is safe.
+    empty if no attack takes such samples; this does not show that the gradient is safe.
 
     - `model`: a name, as for the command, a class that can be called without arguments, or an instance of one, with
       the weights to attack. Default: the run's.
     - `data`: a path or name, as for the command. Default: the run's.
-    - `defences`: names, mappings with a `name`, or lists of these, one arm each. Default: as many of nine common
-      defences as the time allows.
-    - `minutes`: the time limit.
+    - `defences`: names, mappings with a `name`, or lists of these, one arm each. Default: nine common
+      defences.
+    - `minutes`: the time limit. Searches get longer until it is reached.
+    - `iterations`: evaluations of the objective per search, without a time limit.
 
     >>> import tempfile
     >>> import rayfed
@@ -362,26 +363,29 @@ def audit(
     from rayfed import registry
     from rayfed.analysis.audit import DEFENCES, Plan
     from rayfed.analysis.loading import Run
-    from rayfed.engine import audit as engine
-    from rayfed.engine.auditing import BATCHES, Budget
+    from rayfed.engine import audit_options as options
+    from rayfed.engine.attacking import Deadline
+    from rayfed.engine.audit import Budget
+    from rayfed.engine.audit import audit as run_audit
+    from rayfed.engine.audit_queue import BATCHES
     from rayfed.engine.calling import address_of, shown
     from rayfed.engine.executions import execution
 
     registry.search(getcwd())
     source = address_of(run)
-    trained = None if source is None else engine.Trained.of(source)
+    trained = None if source is None else options.Trained.of(source)
     plan = Plan(
-        model=engine.model_of(model, trained),
-        data=engine.data_of(_text(data), size, label, targets, text, trained),
-        loss=engine.loss_of(loss, trained),
+        model=options.model_of(model, trained),
+        data=options.data_of(_text(data), size, label, targets, text, trained),
+        loss=options.loss_of(loss, trained),
         batches=list(batches or BATCHES),
         samples=images,
         seed=seed,
-        defences=DEFENCES if defences is None else engine.pipelines(defences),
+        defences=DEFENCES if defences is None else options.pipelines(defences),
         threshold=threshold,
     )
-    budget = Budget(monotonic(), 60 * minutes, 1 if trained is None else 2, iterations)
-    audited = engine.audit(
+    budget = Budget(Deadline(monotonic() + 60 * minutes), iterations)
+    audited = run_audit(
         plan,
         budget,
         execution(executor, address),

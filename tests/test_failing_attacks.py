@@ -6,7 +6,6 @@ import os
 import signal
 from dataclasses import dataclass
 from io import StringIO
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -128,16 +127,14 @@ def test_what_was_over_when_it_was_stopped_stands(tmp_path: Path) -> None:
 def test_time_left_is_no_longer_than_the_attacks_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(terminal_run, "monotonic", lambda: 10.0)
     view = RunView(Console(file=StringIO(), width=200))
-    view.seconds, view.ends = {"a": 1000.0}, lambda began: began + 65.0
+    view.deadline = 75.0
     view.ready(0)
     view.attacks_done(0, [], ["a", "a"])
-    assert view._time_for_attacks() == "about 1:05 left"
-    view.ends = lambda began: inf
-    assert view._time_for_attacks() == "about 33:20 left"
+    assert "1:05" in view._time_for_attacks()
 
 
 def test_time_left_follows_from_what_was_measured() -> None:
-    left = TimeLeft({}, 0.0)
+    left = TimeLeft(0.0)
     left.ended([("a", 10.0)])
     assert left.left(["a", "a"], 10.0) == (20.0, "about"), "as long as the one that is over"
     assert left.left(["a", "b"], 10.0) == (10.0, "at least"), "of others nobody knows"
@@ -145,13 +142,10 @@ def test_time_left_follows_from_what_was_measured() -> None:
     assert left.left(["b"], 15.0) == (15.0, "at least"), "at least what its search has to go"
     left.ended([("a", 10.0), ("a", 10.0)])
     assert left.left(["a", "a"], 10.0) == (10.0, "about"), "two go on at once"
-    told = TimeLeft({"a": 10.0, "b": 100.0}, 0.0)
-    told.ended([("a", 20.0)])
-    assert told.left(["b"], 20.0) == (200.0, "about"), "everything takes twice as long as was expected"
 
 
 def test_time_left_of_attacks_of_which_none_is_over_follows_from_their_evaluations() -> None:
-    left = TimeLeft({}, 0.0, {"a": 400, "b": 100, "closed": 0})
+    left = TimeLeft(0.0, {"a": 400, "b": 100, "closed": 0})
     assert left.left(["a", "b"], 1.0) == (0.0, "at least"), "nothing is heard yet"
     left.heard("a", "arm", Standing(1, 10, 400, 0.5, 2.0), 2.0)
     assert left.left(["a", "b", "b"], 2.0) == (pytest.approx(78 + 2 * 20), "roughly")

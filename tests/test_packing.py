@@ -7,8 +7,8 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,13 +28,11 @@ from rayfed import scenario as scenarios
 from rayfed.aggregation.median import Median
 from rayfed.client import plan
 from rayfed.client.sent import Sent
-from rayfed.engine import audit as audits
 from rayfed.engine.continuing import gpus_of_run, what_counts
 from rayfed.engine.executor import Call, Crashed, Done, Overdue
 from rayfed.engine.gpus import KINDS, with_devices
-from rayfed.engine.inputs import Inputs, prepare
+from rayfed.engine.inputs import prepare
 from rayfed.engine.machine import device_for
-from rayfed.engine.progress import AuditProgress, Progress
 from rayfed.engine.worker import ClientWorker
 from rayfed.errors import ResourceError
 from rayfed.memory import SIMULATED_PEAK, Peak, keep_within, peak
@@ -339,28 +337,6 @@ def test_clients_observe_while_measured_whatever_attackers_compute_on(measured: 
     shares, calls = measured(1, "resources.attackers.num_gpus=0")
     assert shares == {"clients": 0.125, "attackers": 0}
     assert [call.method for call in calls] == ["train_largest", "first_observations", "first_observations", "peak"]
-
-
-def test_the_trials_of_an_audit_measure_no_shares() -> None:
-    """They run in this process, which may have GPUs that the attacks' cluster lacks."""
-    inputs = prepare(scenarios.parse(TEXT + ATTACKS), gpus=TWO)
-    assert inputs.scenario.resources.clients.num_gpus == "auto"
-    opened: list[Inputs] = []
-
-    @contextmanager
-    def execution(inputs: Inputs, _: Progress) -> Iterator[None]:
-        opened.append(inputs)
-        yield
-
-    def rehearsed(*args: Any) -> None:
-        args[-1](inputs)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(audits, "rehearsed", rehearsed)
-        given: Any = None, None, execution
-        assert audits.audit(*given, lambda: nullcontext(AuditProgress())) == []
-    [scenario] = [one.scenario for one in opened]
-    assert {getattr(scenario.resources, kind).num_gpus for kind in KINDS} == {0}
 
 
 def test_auto_is_the_cpu_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -25,9 +26,9 @@ from rayfed.attacks.matching import second_derivatives
 from rayfed.attacks.remembered import Memory, once, remembering
 from rayfed.client.sent import Sent
 from rayfed.client.visit import ObservationRequest
-from rayfed.engine import rehearsing
 from rayfed.engine.attacker import Attacker
 from rayfed.engine.inputs import prepare
+from rayfed.engine.local import TimeLimit, TimeLimitExceeded
 from rayfed.engine.worker import ClientWorker
 from rayfed.models.lenet import LeNet
 from rayfed.samples import Pixels
@@ -144,8 +145,8 @@ def test_closed_forms_share_one_probe_of_a_model_which_holds_no_observation(monk
     assert held() is None
 
 
-def test_a_closed_form_that_was_cut_off_is_as_it_ever_was_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An audit's trials end attacks in the middle, and their attackers' next ones go on from what is known."""
+def test_a_closed_form_that_was_cut_off_is_as_it_ever_was_afterwards() -> None:
+    """A time limit ends attacks in the middle, and their attackers' next ones go on from what is known."""
     torch.manual_seed(0)
     network = Tokens(affine=True)
     nn.init.normal_(network.head.weight)
@@ -154,13 +155,12 @@ def test_a_closed_form_that_was_cut_off_is_as_it_ever_was_afterwards(monkeypatch
     assert whole.status == "ok"
     for operations in range(0, 600, 7):
         clock = count()
-        monkeypatch.setattr(rehearsing, "monotonic", lambda clock=clock: next(clock))
         memory, cut = Memory(), False
         with remembering(memory):
             try:
-                with rehearsing._Deadline(operations):
+                with TimeLimit(operations, partial(next, clock)):
                     April().reconstruct([seen], network, seeded(1))
-            except rehearsing._Enough:
+            except TimeLimitExceeded:
                 cut = True
             assert torch.is_grad_enabled()
             [after] = April().reconstruct([seen], network, seeded(1))

@@ -93,7 +93,7 @@ def test_anything_else_that_takes_too_long_ends_the_run(method: str, said: str, 
     assert RunFolder.open(str(path)).read_mapping("status.json")["state"] == "failed"
 
 
-def test_no_limit_is_kept_in_one_process(tmp_path: Path) -> None:
+def test_one_process_says_which_limits_it_keeps(tmp_path: Path) -> None:
     noting = Noting()
     runs.launch(parsed(LIMIT), str(tmp_path), local, noting)
     assert any("resources.timeout" in note for note in noting.notes)

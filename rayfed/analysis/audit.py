@@ -32,7 +32,7 @@ DEFENCES: Defences = {
         (f"quantise {bits}-bit", [{"name": "quantise", "bits": bits}]),
     )
 }
-"""Default defences by arm: one of each kind, then stronger and weaker ones if there is time."""
+"""Default defences by arm: one of each kind, then stronger and weaker ones."""
 
 
 TWINS = {name: knowledge for knowledge, name in ATTACKERS.items()}
@@ -56,6 +56,8 @@ class Plan:
     defences: Defences = field(default_factory=lambda: DEFENCES)
     threshold: float | None = None
     """Minimum of the leading metric at which a reconstruction may be a leak. None: the metric's default."""
+    methods: Sequence[Method] = field(default_factory=lambda: METHODS)
+    """Attacks to run, if they take the samples."""
 
     @property
     def modality(self) -> Modality:
@@ -65,14 +67,9 @@ class Plan:
         return held(registry.find("datasets", self.data["name"]))
 
     @property
-    def asked(self) -> bool:
-        """Return whether the user named defences, so that each named defence needs a result."""
-        return not self.defences.keys() <= DEFENCES.keys()
-
-    @property
     def searches(self) -> list[tuple[Method, int]]:
         """Return the pairs of method and batch size whose number of iterations has to be chosen."""
-        every = product(METHODS, self.batches)
+        every = product(self.methods, self.batches)
         return [(m, batch) for m, batch in every if m.evaluations and m.takes(self.modality, batch)]
 
     def scenario_text(self, iterations: Mapping[str, int]) -> str:
@@ -83,7 +80,7 @@ class Plan:
         criterion = Criterion.of(self.modality, self.threshold)
         attacks = [
             self._attack(method, batch, twin, iterations)
-            for method, batch, twin in product(METHODS, self.batches, TWINS)
+            for method, batch, twin in product(self.methods, self.batches, TWINS)
             if method.takes(self.modality, batch)
         ]
         document = {

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,13 +22,11 @@ from rayfed.cli.common import (
     OutInRuns,
     Quiet,
     errors_for_people,
-    given_again,
     watched,
     yaml_option,
 )
 from rayfed.cli.gate import AllowUnmeasured, Baseline, FailAbove, Gate, Json, Junit
 from rayfed.cli.options import in_options
-from rayfed.documents import yaml_flow
 from rayfed.errors import UserError
 
 if TYPE_CHECKING:
@@ -39,7 +37,6 @@ commands = typer.Typer()
 
 @commands.command(rich_help_panel=RUNNING)
 def audit(
-    context: typer.Context,
     model: Annotated[
         str | None,
         typer.Option(
@@ -113,7 +110,7 @@ def audit(
         typer.Option(
             metavar="YAML",
             help="Defence to attack: name, FILE.py:Class, {name: gaussian, sigma: 0.01}, or a list to chain "
-            "several. Repeatable. Default: nine common defences, as time permits.",
+            "several. Repeatable. Default: nine common defences.",
             rich_help_panel=ATTACK_PANEL,
         ),
     ] = None,
@@ -139,7 +136,8 @@ def audit(
         typer.Option(
             metavar="FLOAT",
             min=0,
-            help="Time budget of the audit, in minutes. Attacks that do not fit are reported as not measured.",
+            help="Time limit of the audit, in minutes. Searches get longer until it is reached. Attacks that were not "
+            "run are reported as not measured.",
             rich_help_panel=ATTACK_PANEL,
         ),
     ] = 10,
@@ -148,7 +146,7 @@ def audit(
         typer.Option(
             metavar="INT",
             min=1,
-            help="Number of iterations per attack. Default: chosen to fit --minutes.",
+            help="Evaluations of the objective per search, without a time limit. Default: as many as fit --minutes.",
             rich_help_panel=ATTACK_PANEL,
         ),
     ] = None,
@@ -196,9 +194,11 @@ def audit(
             registry.search(str(Path.cwd()))
             _check_given(model, data, run, bool(target), loss is not None)
             from rayfed.analysis.audit import DEFENCES, UNDEFENDED, Plan
-            from rayfed.engine.audit import Trained, data_of, loss_of, model_of
+            from rayfed.engine.attacking import Deadline
+            from rayfed.engine.audit import Budget
             from rayfed.engine.audit import audit as run_audit
-            from rayfed.engine.auditing import BATCHES, Budget
+            from rayfed.engine.audit_options import Trained, data_of, loss_of, model_of
+            from rayfed.engine.audit_queue import BATCHES
             from rayfed.engine.executions import execution
             from rayfed.report.gate import Gated
 
@@ -216,7 +216,7 @@ def audit(
             bounds = gate.bounds(plan.modality)
             audited = run_audit(
                 plan,
-                Budget(began, 60 * minutes, 1 if trained is None else 2, iterations),
+                Budget(Deadline(began + 60 * minutes), iterations),
                 execution(executor, address),
                 partial(watched, quiet, executor, "attack", brief=True),
                 run=run,
@@ -226,25 +226,9 @@ def audit(
                 shrink=batch is None,
                 arms=list(plan.defences) if defence and plan.defences else [UNDEFENDED],
             )
-            if not audited:
+            if not any(one.applies for one in audited):
                 print("NOT MEASURED: no attack applies, so this audit says nothing about the leakage of the gradient")
-            elif short := audited[0].short:
-                more = f":\n  {_smallest(context, short.options)}" if short.options else ""
-                print(f"No attack was run: {short.message}{more}")
         gate.close([Gated(one.folder, one.weights, one.arms) for one in audited], bounds, say)
-
-
-def _smallest(context: typer.Context, options: Mapping[str, Any]) -> str:
-    """Return the user's command with these options changed, and the first typed defence as it was typed."""
-    changed = dict(options)
-    if "defence" in changed:
-        typed = context.params["defence"]
-        changed["defence"] = typed[:1] if typed else [_typed_as(changed["defence"])]
-    return given_again(context, changed)
-
-
-def _typed_as(pipeline: Sequence[Any]) -> str:
-    return yaml_flow(pipeline[0] if len(pipeline) == 1 else pipeline)
 
 
 def _check_given(model: str | None, data: str | None, run: str | None, target: bool, loss: bool) -> None:
@@ -272,7 +256,7 @@ def _check_given(model: str | None, data: str | None, run: str | None, target: b
 
 def _defences(texts: Sequence[str]) -> Defences:
     """Return the defence pipelines of the --defence options by name. Raises `UserError` for an invalid one."""
-    from rayfed.engine.audit import pipelines
+    from rayfed.engine.audit_options import pipelines
 
     found: Defences = {}
     for text in texts:

@@ -7,11 +7,11 @@ import re
 import sys
 import traceback
 from bdb import BdbQuit
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from enum import StrEnum
 from pathlib import Path
-from shlex import join, quote
+from shlex import quote
 from threading import Event, Thread
 from typing import Annotated, Any
 
@@ -239,22 +239,6 @@ def yaml_option(option: str, text: str | None) -> Any:
         return None if text is None else load_yaml(text)
     except yaml.YAMLError as error:
         raise UserError(f"{option}: '{text}' is not valid YAML: {error}") from error
-
-
-def given_again(context: typer.Context, changed: Mapping[str, Any]) -> str:
-    """Return the shell command that the user typed, with the parameters in `changed` replaced."""
-    words = context.command_path.split()
-    for parameter in context.command.params:
-        name = parameter.name or ""
-        typed = (
-            getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
-        )  # Typer may bring its own Click
-        value = changed.get(name, context.params.get(name) if typed else None)
-        option = max(parameter.opts, key=len)
-        for one in value if isinstance(value, list | tuple) else [] if value in (None, False) else [value]:
-            words += [option] * option.startswith("-")
-            words += [] if one is True else [f"{one:g}" if isinstance(one, float) else str(one)]
-    return join(words)
 
 
 @contextmanager

@@ -226,7 +226,6 @@ def _scored(
     """Attack a round with recorded samples in the given time, and return its run."""
     from rayfed import scenario
     from rayfed.engine import runs
-    from rayfed.engine.attacking import Allowance
     from rayfed.engine.executions import execution
     from rayfed.engine.replaying import RECORDED
     from rayfed.evidence.gate import wrong_replay_distance
@@ -237,8 +236,7 @@ def _scored(
     loaded = scenario.check(scenario.with_changes(one.document(), gate.changes("pixels")), "the replay")
     words = f"those that clients of {one.recording.folder} were sent in round {one.round}"
     with watched(quiet, executor, "attack", brief=True) as view:
-        allowance = Allowance(seconds)
-        folder = runs.attack_sent(loaded, sent, words, out, execution(executor, address), view, allowance)
+        folder = runs.attack_sent(loaded, sent, words, out, execution(executor, address), view, seconds)
         view.audited(f"round {one.round}", f"{folder.url}/report.html")
         gated = Gated(folder, f"round {one.round} of the recording", [RECORDED])
         distance = wrong_replay_distance(gated.inputs, RECORDED)

@@ -23,7 +23,6 @@ from rayfed.engine.executor import Call, Crashed, Done, Hear, Overdue, Ref, Run
 from rayfed.engine.progress import NoteOnce, Progress
 from rayfed.engine.tables import RoundTables, Scored
 from rayfed.errors import UserError
-from rayfed.report.text.formats import duration
 from rayfed.scenario import AttackSpec, ResolvedArm, Scenario
 from rayfed.store.schemas import TABLES, UNPLAYED, WANT_OF_TIME
 
@@ -58,18 +57,36 @@ class ScoringInputs(NamedTuple):
     request: ObservationRequest
 
 
+@dataclass(frozen=True)
+class Deadline:
+    """Time at which attacks end."""
+
+    ends: float = inf
+    """On the clock `now`."""
+    now: Callable[[], float] = monotonic
+
+    @property
+    def passed(self) -> bool:
+        """Return whether the time is up."""
+        return self.now() >= self.ends
+
+    @property
+    def left(self) -> float:
+        """Return the seconds left, at least 0."""
+        return max(self.ends - self.now(), 0.0)
+
+
 @dataclass
-class _Play:
-    """The attack calls of a round, and their results so far."""
+class _CallState:
+    """Attack calls, and their results so far."""
 
     round: int
     due: Sequence[AttackCall]
-    ends: float
-    """End of the calls on the clock of `monotonic`."""
-    grace: float
-    """Seconds after `ends` in which the first call with a result may end."""
-    answered: bool
-    """Whether any attack has returned a result."""
+    deadline: Deadline = field(default_factory=Deadline)
+    waits: bool = False
+    """Whether the calls go on after the deadline until one has a result."""
+    limit: float | None = None
+    """Maximum seconds of each call; None for the limit of the scenario."""
     truths: dict[int, ScoringInputs] = field(default_factory=dict)
     """Index in `due` -> true samples and arguments of an observation that was made."""
     attacked: dict[int, tuple[Sequence[Guess], Ref]] = field(default_factory=dict)
@@ -79,75 +96,22 @@ class _Play:
 
     @property
     def late(self) -> bool:
-        """Return whether the time limit of the calls has passed."""
-        return monotonic() > self.ends + (0.0 if self.answered else self.grace)
+        """Return whether no further call may start or go on."""
+        return self.deadline.passed and not self.waits
 
 
 LoadStates = Callable[[str, Iterable[int], int], dict[int, State]]
 """Load the states of an arm's clients at the start of a round: (arm, clients, round) -> client -> state."""
 
 
-@dataclass(frozen=True)
-class Spare:
-    """Attacks on one arm that are run together if time is left after all planned attacks."""
+class CallResult(NamedTuple):
+    """Results of an attack call that has ended."""
 
-    arm: str
-    titles: Collection[str]
-    seconds: float
-    """Estimated seconds, including scores."""
-    scoring: float = 0.0
-    """Estimated seconds of the scores, which are computed after all calls."""
-
-
-@dataclass(frozen=True)
-class Allowance:
-    """Time limit for the attacks of a round. Attacks that do not fit into the time are reported in the tables."""
-
-    seconds: float = inf
-    """Seconds from the first observation to the last score."""
-    scoring: float = 0.0
-    """Estimated seconds of the scores of all calls, included in `seconds`."""
-    calls: Mapping[str, float] = field(default_factory=dict)
-    """Attack title -> estimated seconds per call."""
-    stages: Sequence[Sequence[tuple[str, str]]] = ()
-    """Arms and titles, in the order in which they are run. Attacks that are not listed come first. Observations of a
-    stage are made after the attacks of the previous stage, so that an interruption does not lose earlier results."""
-    left_out: Mapping[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
-    """(Arm, title) of attacks that are not started with the others -> status and message of their rows."""
-    spare: Sequence[Spare] = ()
-    """Attacks of `left_out` that are run if time is left, in this order."""
-    arms: Collection[str] | None = None
-    """Arms of the scenario to run. Default: all."""
-    enough: str = ""
-    """Options with which nothing would be left out, as text; empty if nothing is."""
-    fewer: str = ""
-    """Text that says that fewer samples are attacked than requested; empty if all are."""
-    until: float = inf
-    """Latest end on the clock of `monotonic`, even if observing begins late."""
-    grace: float = inf
-    """Seconds after the end in which the first call with a result may end."""
-    measured: RoundTables = field(default_factory=RoundTables)
-    """Rows measured by trials of attacks that are not run."""
-    tried: RoundTables = field(default_factory=RoundTables)
-    """Rows measured by trials, which are written for unfinished attacks if the run is interrupted."""
-    stopped: KeyboardInterrupt | None = None
-    """Interruption of the trials, which is raised again after their rows are written."""
-
-    def ends(self, began: float) -> float:
-        """Return the time on the clock of `monotonic` when attack calls must end; `began` is the start of observing."""
-        return min(began + self.seconds, self.until) - self.scoring
-
-    def unplayed(self, arm: str, title: str) -> tuple[str, str]:
-        """Return the status and message of an attack that was not run, or not completed, on an arm."""
-        return self.left_out.get((arm, title)) or (UNPLAYED, want_of_time(self.calls.get(title)))
-
-
-ALL_THE_TIME = Allowance()
-
-
-def want_of_time(seconds: float | None) -> str:
-    """Return the message for an attack that did not fit into the time, with its estimated `seconds` if known."""
-    return WANT_OF_TIME + ("" if seconds is None else f" (about {duration(seconds)})")
+    call: AttackCall
+    outcomes: Sequence[Guess] | None
+    """Results without images, one per victim; None if the call exceeded its time limit."""
+    tables: RoundTables
+    """Rows of the call; empty without results."""
 
 
 class _TimeIsUp(BaseException):
@@ -167,7 +131,7 @@ class Begun:
 
     due: Sequence[AttackCall]
     truths: Mapping[int, ScoringInputs]
-    """Index in `due` -> true samples and arguments of a started call (`_Play.truths`)."""
+    """Index in `due` -> true samples and arguments of a started call (`_CallState.truths`)."""
     ended: Iterator[Done]
     """The calls as they end, tagged with these indices."""
 
@@ -187,7 +151,8 @@ class Attacks:
     progress: Progress
     sizes: Mapping[str, int]
     """Bytes that the server sends to a client, by arm."""
-    allowance: Allowance = ALL_THE_TIME
+    seconds: float = inf
+    """Time limit for the attacks of a round, without their scores. Calls that do not fit are reported in the tables."""
 
     @cached_property
     def _note_once(self) -> NoteOnce:
@@ -204,16 +169,16 @@ class Attacks:
         This is possible because an observation repeats the client's work. Returns None if there are no attacks, or if
         a client fails; its training then reports the error.
         """
-        due = self._due(round, [self.arms[name] for name in sent], ())
+        due = self.due(round, [self.arms[name] for name in sent])
         if not due:
             return None
-        play = _Play(round, due, ends=inf, grace=inf, answered=False)
+        state = _CallState(round, due)
         try:
-            observed = self._observe(play, range(len(due)), sent, earlier)
+            observed = self._observe(state, range(len(due)), sent, earlier)
         except UserError:
             return None
         calls = [self._call(i, due[i], seen, round) for i, seen in observed.items()]
-        return Begun(due, play.truths, self.run_attackers(calls, self._hear(play), ahead=True))
+        return Begun(due, state.truths, self.run_attackers(calls, self._hear(state), ahead=True))
 
     def strike(
         self,
@@ -227,174 +192,167 @@ class Attacks:
 
         `earlier` has the kept values that clients received in previous rounds, by arm. Observations and true samples
         are passed by reference. Late clients are attacked, failed ones are not. If Ctrl-C stops the attacks, the rows
-        of finished attacks are added first. Attacks that do not fit into the allowance are reported in their rows.
-        Calls that have `begun` are not repeated, unless one of their victims failed.
+        of finished attacks are added first. Under a time limit, small batches come first. Calls that have `begun` are
+        not repeated, unless one of their victims failed.
         """
-        ends = self.allowance.ends(monotonic())
         failed = {(row["arm"], row["client"]) for row in tables.clients if row["status"] not in SENT}
-        due = self._due(round, [self.arms[name] for name in sent], failed)
-        playing = [i for i, d in enumerate(due) if (d.arm.name, d.attack.title) not in self.allowance.left_out]
-        play = _Play(round, due, ends, self.allowance.grace, answered=self.allowance.seconds <= 0)
-
-        def run(indices: Sequence[int]) -> None:
-            while indices:
-                if play.late:
-                    raise _TimeIsUp
-                self._attack(play, self._observe(play, indices, sent, earlier), indices)
-                indices = [i for i in indices if i not in play.truths]
-
+        due = self.due(round, [self.arms[name] for name in sent], failed=failed)
+        state = _CallState(round, due, Deadline(monotonic() + self.seconds), waits=self.seconds > 0)
+        indices = list(range(len(due)))
+        if self.seconds < inf:
+            indices.sort(key=lambda i: due[i].attack.batch_size)
         try:
             with suppress(_TimeIsUp):
                 if begun:
-                    self._end(play, begun)
-                    playing = [i for i in playing if i not in play.truths]
-                for stage in self._in_order(due, playing):
-                    run(stage)
-                for spare in self.allowance.spare:
-                    more = [i for i, d in enumerate(due) if d.arm.name == spare.arm and d.attack.title in spare.titles]
-                    if more and monotonic() + spare.seconds <= play.ends:
-                        play.ends -= spare.scoring
-                        run(more)
+                    self._end(state, begun)
+                    indices = [i for i in indices if i not in state.truths]
+                for _ in self._run(state, indices, sent, earlier):
+                    pass
         except KeyboardInterrupt:
             with suppress(Exception):  # client workers may be gone, so that nothing can be scored
-                self._score(play, tables)
+                self._score(state, tables)
             raise
-        self._score(play, tables, complete=True)
-        if self.allowance.stopped is not None:
-            raise self.allowance.stopped
+        self._score(state, tables)
+        for i, d in enumerate(due):
+            if i not in state.attacked:
+                note_not_run(tables, d, round, UNPLAYED, WANT_OF_TIME)
+
+    def run_calls(
+        self, round: int, calls: Sequence[AttackCall], sent: Mapping[str, Ref], deadline: Deadline, limit: float | None
+    ) -> Iterator[CallResult]:
+        """Run attack calls of a round until a deadline, and yield each call with its rows as it ends.
+
+        Calls that are cut off by the deadline are not yielded. A call that exceeds `limit` seconds (None: no limit)
+        has no results.
+        """
+        state = _CallState(round, calls, deadline, limit=limit)
+        with suppress(_TimeIsUp):
+            for i in self._run(state, range(len(calls)), sent, {}):
+                tables = RoundTables()
+                if i not in state.attacked:
+                    yield CallResult(calls[i], None, tables)
+                    continue
+                self._score(state, tables, [i])
+                yield CallResult(calls[i], state.attacked[i][0], tables)
+
+    def _run(
+        self, state: _CallState, indices: Sequence[int], sent: Mapping[str, Ref], earlier: Mapping[str, Sequence[Sent]]
+    ) -> Iterator[int]:
+        """Run calls, and yield the index of each when it has ended. Raises `_TimeIsUp` at the deadline.
+
+        A call that exceeded `state.limit` has no entry in `state.attacked`.
+        """
+        while indices:
+            if state.late:
+                raise _TimeIsUp
+            waiting = {i: state.due[i].attack.title for i in indices}
+            observed = self._observe(state, indices, sent, earlier)
+            calls = [self._call(i, state.due[i], seen, state.round, state.limit) for i, seen in observed.items()]
+            ended = self.run_attackers(calls, self._hear(state))
+            del observed, calls  # so that no observation is held after its call
+            yield from self._gather(state, ended, waiting)
+            indices = [i for i in indices if i not in state.truths]
 
     def _observe(
-        self, play: _Play, indices: Sequence[int], sent: Mapping[str, Ref], earlier: Mapping[str, Sequence[Sent]]
+        self, state: _CallState, indices: Sequence[int], sent: Mapping[str, Ref], earlier: Mapping[str, Sequence[Sent]]
     ) -> dict[int, Ref]:
         """Return observations for the first of these calls, as many as are held at once, by index.
 
-        After the time limit only one is made. The true samples are added to `play`.
+        After the time limit only one is made. The true samples are added to `state`.
         """
-        observe, some, requests = [], self._at_once(play, indices), dict[int, ObservationRequest]()
+        observe, some, requests = [], self._at_once(state, indices), dict[int, ObservationRequest]()
         for i in some:
-            d = play.due[i]
-            past = tuple(one for one in earlier.get(d.arm.name, ()) if one.round >= play.round - d.attack.earlier)
-            states = self._states_behind(d, play.round)
+            d = state.due[i]
+            past = tuple(one for one in earlier.get(d.arm.name, ()) if one.round >= state.round - d.attack.earlier)
+            states = self._states_behind(d, state.round)
             requests[i] = ObservationRequest(d.arm.name, d.victims, d.attack, states, d.repeat, past)
             observe.append(Call("observe", (sent[d.arm.name], requests[i]), i, returns=3))
-        observed, total = dict[int, Ref](), len(play.truths) + len(indices)
+        observed, total = dict[int, Ref](), len(state.truths) + len(indices)
         for call, _, refs, _ in self.run_clients(observe):
             observed[call.tag], truths = refs
             request = requests[call.tag]
-            play.truths[call.tag] = ScoringInputs(truths, sent[request.arm], request)
-            self.progress.observations_done(play.round, len(play.truths), total)
-            if monotonic() > play.ends:
+            state.truths[call.tag] = ScoringInputs(truths, sent[request.arm], request)
+            self.progress.observations_done(state.round, len(state.truths), total)
+            if state.deadline.passed:
                 break
         return {i: observed[i] for i in some if i in observed}
 
-    def _at_once(self, play: _Play, indices: Sequence[int]) -> Sequence[int]:
+    def _at_once(self, state: _CallState, indices: Sequence[int]) -> Sequence[int]:
         """Return the first of these calls, at least one, whose observations take at most about `_HELD` bytes.
 
         An observation has each victim's received weights, its update and, if a defence is known, masks.
         """
         room, some = _HELD, list[int]()
         for i in indices:
-            d = play.due[i]
+            d = state.due[i]
             room -= 3 * len(d.victims) * (1 + d.attack.earlier) * self.sizes[d.arm.name]
             if some and room < 0:
                 break
             some.append(i)
         return some
 
-    def _in_order(self, due: Sequence[AttackCall], playing: Sequence[int]) -> Sequence[Sequence[int]]:
-        """Return the calls in the order in which they are run.
-
-        Under a time limit, this is the order of the allowance's stages, small batches first.
-        """
-        if self.allowance.seconds == inf:
-            return [playing]
-        stages: list[list[int]] = [[] for _ in self.allowance.stages] or [[]]
-        place = {one: (i, j) for i, stage in enumerate(self.allowance.stages) for j, one in enumerate(stage)}
-        where = {i: place.get((due[i].arm.name, due[i].attack.title), (0, -1)) for i in playing}
-        for i in sorted(playing, key=lambda i: (where[i], due[i].attack.batch_size)):
-            stages[where[i][0]].append(i)
-        return stages
-
-    def _attack(self, play: _Play, observed: Mapping[int, Ref], indices: Sequence[int]) -> None:
-        """Run the observed calls among `indices`, and add their results to `play`.
-
-        Raises `_TimeIsUp` at the time limit. The first call with a result may end a little later (`Allowance.grace`),
-        because observations may take all of the time on a busy machine. If there is no time at all, nothing is run.
-        """
-
-        waiting = {i: play.due[i].attack.title for i in indices}
-        calls = [self._call(i, play.due[i], seen, play.round) for i, seen in observed.items()]
-        self._gather(play, self.run_attackers(calls, self._hear(play)), waiting)
-
-    def _end(self, play: _Play, begun: Begun) -> None:
-        """Add the results of the calls that have begun to `play`, except calls with a victim that has failed."""
+    def _end(self, state: _CallState, begun: Begun) -> None:
+        """Add the results of the calls that have begun to `state`, except calls with a victim that has failed."""
 
         def key(d: AttackCall) -> tuple[Any, ...]:
             return d.arm.name, d.attack.title, d.victims, d.repeat
 
-        places = {key(d): i for i, d in enumerate(play.due)}
+        places = {key(d): i for i, d in enumerate(state.due)}
         now = {i: places[key(begun.due[i])] for i in begun.truths if key(begun.due[i]) in places}
-        play.truths |= {now[i]: truths for i, truths in begun.truths.items() if i in now}
-        waiting = {i: play.due[i].attack.title for i in now.values()}
+        state.truths |= {now[i]: truths for i, truths in begun.truths.items() if i in now}
+        waiting = {i: state.due[i].attack.title for i in now.values()}
         ended = (
             done._replace(call=replace(done.call, tag=now[done.call.tag]))
             for done in begun.ended
             if done.call.tag in now
         )
-        self._gather(play, ended, waiting)
+        for _ in self._gather(state, ended, waiting):
+            pass
 
-    def _hear(self, play: _Play) -> Hear:
+    def _hear(self, state: _CallState) -> Hear:
         """Return a callback that reports the progress of searches and raises `_TimeIsUp` at the time limit."""
 
-        def hear(call: Call, standing: Standing) -> None:
-            if play.late:
+        def hear(call: Call, standing: Standing | None) -> None:
+            if state.late:
                 raise _TimeIsUp
-            d = play.due[call.tag]
-            self.progress.search_goes_on(play.round, d.attack.title, d.arm.name, standing)
+            if standing is None:
+                return
+            d = state.due[call.tag]
+            self.progress.search_goes_on(state.round, d.attack.title, d.arm.name, standing)
 
         return hear
 
-    def _gather(self, play: _Play, ended: Iterable[Done], waiting: dict[int, str]) -> None:
-        """Add the results of calls to `play` as they end; `waiting` has their titles by index."""
-        self.progress.attacks_done(play.round, play.done, list(waiting.values()))
+    def _gather(self, state: _CallState, ended: Iterable[Done], waiting: dict[int, str]) -> Iterator[int]:
+        """Add the results of calls to `state` as they end, and yield their indices; `waiting` has titles by index."""
+        self.progress.attacks_done(state.round, state.done, list(waiting.values()))
         for call, outcomes, rest, _ in ended:
-            d = play.due[call.tag]
+            d = state.due[call.tag]
+            del waiting[call.tag]
+            if isinstance(outcomes, Overdue) and state.limit is not None:
+                yield call.tag
+                continue
             if isinstance(outcomes, Overdue | Crashed):
                 nothing = self._unfinished(d, outcomes)
                 outcomes, rest = nothing, [nothing]
-            play.attacked[call.tag] = outcomes, rest[0]
+            state.attacked[call.tag] = outcomes, rest[0]
             self._note_once(note for guess in outcomes for note in guess.notes)
-            del waiting[call.tag]
-            play.answered = play.answered or any(guess.status != "not applicable" for guess in outcomes)
-            play.done.append((d.attack.title, sum(guess.seconds for guess in outcomes)))
-            self.progress.attacks_done(play.round, play.done, list(waiting.values()))
-            if play.answered and waiting and monotonic() > play.ends:
+            state.waits = state.waits and all(guess.status == "not applicable" for guess in outcomes)
+            state.done.append((d.attack.title, sum(guess.seconds for guess in outcomes)))
+            self.progress.attacks_done(state.round, state.done, list(waiting.values()))
+            yield call.tag
+            if waiting and state.late:
                 raise _TimeIsUp
 
-    def _score(self, play: _Play, tables: RoundTables, complete: bool = False) -> None:
-        """Score the finished calls, and add their rows to `tables` in the planned order.
-
-        If the round is `complete`, the rows of unfinished calls say that there was no time for them. Otherwise these
-        calls get the rows of their trials.
-        """
-        attacked = sorted(play.attacked.items())
+    def _score(self, state: _CallState, tables: RoundTables, indices: Collection[int] | None = None) -> None:
+        """Score finished calls (default: all), and add their rows to `tables` in the planned order."""
         score = []
-        for i, (_, refs) in attacked:
-            truths, sent, request = play.truths[i]
-            score.append(Call("score", (truths, refs, play.due[i].strip, sent, request), i))
+        for i in sorted(state.attacked if indices is None else indices):
+            truths, sent, request = state.truths[i]
+            score.append(Call("score", (truths, state.attacked[i][1], state.due[i].strip, sent, request), i))
         scored = {call.tag: result for call, result, *_ in self.run_clients(score)}
         self._note_failures(one for victims in scored.values() for one in victims)
-        for i, d in enumerate(play.due):
-            if i in play.attacked:
-                note_attack(tables, d, play.round, play.attacked[i][0], scored[i])
-            elif complete:
-                unplayed = self.allowance.unplayed(d.arm.name, d.attack.title)
-                known = _note_measured(tables, d, play.round, self.allowance.measured, unplayed[1])
-                rest = replace(d, victims=tuple(victim for victim in d.victims if victim not in known))
-                if self.allowance.stopped is None:
-                    _note_unplayed(tables, rest, play.round, *unplayed)
-            else:
-                _note_measured(tables, d, play.round, self.allowance.tried)
+        for i in sorted(scored):
+            note_attack(tables, state.due[i], state.round, state.attacked[i][0], scored[i])
 
     def _note_failures(self, scored: Iterable[Scored]) -> None:
         """Print a note for each metric that could not be computed, with its first reason."""
@@ -403,8 +361,8 @@ class Attacks:
                 self._failures[name] = why
                 self.progress.note(f"{name} could not be computed and is left empty: {why}")
 
-    def _call(self, tag: int, d: AttackCall, observations: Ref, round: int) -> Call:
-        limit = limit_of(self.scenario, d.victims)
+    def _call(self, tag: int, d: AttackCall, observations: Ref, round: int, most: float | None = None) -> Call:
+        limit = limit_of(self.scenario, d.victims) if most is None else most
         args = d.attack, d.arm.to_attackers(), observations, self._keys(d, round)
         return Call("attack", args, tag, returns=2, limit=limit, crashes=CRASHES)
 
@@ -418,11 +376,17 @@ class Attacks:
             message = f"the attack's process died {1 + CRASHES} times"
         return [failed(d.attack.build(), message) for _ in d.victims]
 
-    def _due(self, round: int, arms: Sequence[ResolvedArm], failed: Collection[tuple[str, int]]) -> list[AttackCall]:
-        """Return the attack calls of a round, without the victims that `failed` in an arm."""
+    def due(
+        self,
+        round: int,
+        arms: Sequence[ResolvedArm],
+        attacks: Sequence[AttackSpec] | None = None,
+        failed: Collection[tuple[str, int]] = (),
+    ) -> list[AttackCall]:
+        """Return the calls of attacks (default: all) in a round, without the victims that `failed` in an arm."""
         return [
             AttackCall(arm, attack, there, repeat, strip=chunk == repeat == 0)
-            for attack in self.scenario.attacks
+            for attack in (self.scenario.attacks if attacks is None else attacks)
             if round in attack.rounds
             for chunk, victims in enumerate(self._chunks(attack, round))
             for repeat in range(attack.repeats)
@@ -490,23 +454,8 @@ def note_attack(
         tables.traces += [key | {"iteration": i, "objective": o} for i, o in outcome.trace]
 
 
-def _note_measured(tables: RoundTables, d: AttackCall, round: int, measured: RoundTables, why: str = "") -> set[int]:
-    """Add the rows that trials measured for a call that was not made, and return their victims.
-
-    Trials do not complete searches, so the rows of a search say `why` it was not run.
-    """
-    key = {"arm": d.arm.name, "round": round, "attack": d.attack.title, "repeat": d.repeat}
-    victims = set[int]()
-    for rows, added in ((getattr(measured, table), getattr(tables, table)) for table in ("attacks", "images", "texts")):
-        for row in rows:
-            if row["victim"] in d.victims and all(row[name] == value for name, value in key.items()):
-                victims.add(row["victim"])
-                added.append(row | ({"message": why} if row.get("status") == UNPLAYED else {}))
-    return victims
-
-
-def _note_unplayed(tables: RoundTables, d: AttackCall, round: int, status: str, why: str) -> None:
-    """Add rows for a call that was not made or not finished."""
+def note_not_run(tables: RoundTables, d: AttackCall, round: int, status: str, why: str) -> None:
+    """Add rows for a call that was not made or not finished, with a status and a message (`why`)."""
     nothing = dict.fromkeys(TABLES["attacks"].names)
     key = {"arm": d.arm.name, "round": round, "attack": d.attack.title, "repeat": d.repeat}
     given = {"observes": d.attack.observes, "knowledge": d.attack.knowledge, "family": d.attack.family, "seconds": 0.0}

@@ -71,8 +71,10 @@ class Done(NamedTuple):
 Run: TypeAlias = Callable[[Sequence[Call]], Iterator[Done]]
 """Run calls and yield each as it ends, in any order. An exception of a call ends all calls."""
 
-Hear: TypeAlias = Callable[[Call, Standing], None]
-"""Receive the progress of a call's search, about once a second."""
+Hear: TypeAlias = Callable[[Call, Standing | None], None]
+"""Receive the progress of a running call's search, None without a report, about once a second.
+
+An exception that it raises ends all calls. In one process, it is called only when a search reports its progress."""
 
 
 def within(run: Run, seconds: float | None) -> Run:

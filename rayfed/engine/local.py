@@ -8,19 +8,22 @@ are not copied, so a rule that changes its arguments in place changes the driver
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
+from math import inf
+from time import monotonic
 from typing import Any, Literal
 
 import cloudpickle
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from rayfed.attacks.telling import listening
 from rayfed.engine.attacker import Attacker
-from rayfed.engine.executor import Call, Done, Hear, Ref
+from rayfed.engine.executor import Call, Done, Hear, Overdue, Ref
 from rayfed.engine.gpus import gpus_here
 from rayfed.engine.inputs import Inputs
 from rayfed.engine.machine import Machine, device_for, gpu_arithmetic, this_machine
@@ -47,12 +50,10 @@ class LocalExecution:
     def __call__(self, inputs: Inputs, progress: Progress) -> Iterator[LocalExecutor]:
         """Open an executor in this process, and print which settings have no effect in a single process."""
         scenario = inputs.scenario
-        limits = {
-            "federation.failures.timeout": scenario.federation.failures.timeout,
-            "resources.timeout": scenario.resources.timeout,
-        }
-        for name in (name for name, seconds in limits.items() if seconds is not None):
-            progress.note(f"{name} has no effect: one process cannot end a call that hangs")
+        if scenario.federation.failures.timeout is not None:
+            progress.note("federation.failures.timeout has no effect: one process cannot end a call that hangs")
+        if scenario.resources.timeout is not None:
+            progress.note("resources.timeout ends attacks only, at their next PyTorch operation, in a single process")
         for kind in (kind for kind in ("clients", "attackers") if getattr(scenario.resources, kind).labels):
             progress.note(f"resources.{kind}.labels has no effect: everything runs in this process")
         threads = torch.get_num_threads()
@@ -116,7 +117,10 @@ class LocalExecutor:
     def run_attackers(self, calls: Sequence[Call], hear: Hear | None = None, ahead: bool = False) -> Iterator[Done]:
         """Run calls of attackers in the given order, and yield each result."""
         for call in calls:
-            with listening(partial(hear, call)) if hear else nullcontext(), gpu_arithmetic(tf32=False):
+            limit = nullcontext() if call.limit is None else TimeLimit(call.limit)
+            done = Done(call, Overdue(), [])
+            heard = listening(partial(hear, call)) if hear else nullcontext()
+            with suppress(TimeLimitExceeded), limit, heard, gpu_arithmetic(tf32=False):
                 [done] = self._run(self._attacker, "attackers", [call])
             yield done
 
@@ -143,6 +147,31 @@ class LocalExecutor:
             result = _travelled(made, f"from {where}")
             first, *rest = result if call.returns > 1 else (result,)
             yield Done(call, first, rest)
+
+
+class TimeLimitExceeded(BaseException):
+    """Signal that a call exceeded its time limit. It is no `Exception`, because an attack might catch those."""
+
+
+class TimeLimit(TorchFunctionMode):
+    """Mode that raises `TimeLimitExceeded` at the first PyTorch operation after a time limit.
+
+    It raises only once, and never when gradients are switched on or off, because the end of a `no_grad` block must
+    restore them.
+    """
+
+    def __init__(self, seconds: float, now: Callable[[], float] = monotonic) -> None:
+        super().__init__()
+        self._ends, self._now = now() + seconds, now
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run an operation, or raise `TimeLimitExceeded`."""
+        if func is not torch._C._set_grad_enabled and self._now() > self._ends:
+            self._ends = inf
+            raise TimeLimitExceeded
+        return func(*args, **(kwargs or {}))
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]

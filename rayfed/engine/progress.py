@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import inf
-from types import MappingProxyType
 from typing import Any
 
 from rayfed.analysis.sweep_folder import SweepFolder
@@ -73,21 +72,25 @@ class NoteOnce:
 class AuditProgress(Progress):
     """Callbacks of an audit and its runs. The base class does nothing."""
 
-    seconds: Mapping[str, float] = MappingProxyType({})
-    """Attack title -> estimated seconds per call, if known."""
-    ends: Callable[[float], float] = staticmethod(lambda began: inf)
-    """Return when a run's attacks are stopped, given their start (both on the clock of `monotonic`)."""
+    deadline: float = inf
+    """Time at which the attacks are stopped, on the clock of `monotonic`."""
     noted: Collection[str] = ()
     """Notes that the audit has already printed and that its runs would repeat."""
 
     def say(self, *parts: str) -> None:
         """Report one line about the audit's steps, given in parts."""
 
-    def trying(self, title: str, number: int, total: int, standing: Standing | None) -> None:
-        """Report the trial of an attack before the run; `standing` is the progress of the attack's search."""
+    def best_so_far(self, best: Mapping[str, str]) -> None:
+        """Report the maximum of the leading metric of each arm with a result, as text."""
 
-    def tried(self) -> None:
-        """Report that the trials of the audit's attacks have ended."""
+    def pass_done(
+        self, evaluations: int, seconds: Mapping[bool, float], following: int | None, best: Mapping[str, str]
+    ) -> None:
+        """Report the end of a pass of so many evaluations per search, with the best results (see `best_so_far`).
+
+        `seconds` are those of its searches (True) and closed forms (False). `following` are the evaluations of the next
+        pass, None after the last.
+        """
 
     def audited(self, weights: str, report: str) -> None:
         """Report the end of the attacks on one set of weights; `report` is the path of the report."""

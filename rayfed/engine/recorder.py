@@ -28,7 +28,7 @@ class RunRecorder:
     def __init__(self, folder: RunFolder, kind: RunKind, rounds: int, **told: str | None) -> None:
         """Initialise a recorder that writes into `folder`, and the texts `told` into the folder's status.json.
 
-        These are the attacked `weights` of a run without training, and `fewer` and `enough` of an audit's `Allowance`.
+        These are the attacked `weights` of a run without training.
         """
         self._folder, self._kind, self._rounds = folder, kind, rounds
         self._told = {name: said for name, said in told.items() if said}

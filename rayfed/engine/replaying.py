@@ -29,7 +29,7 @@ from rayfed.attacks.telling import Standing, listening
 from rayfed.client.sent import Sent
 from rayfed.data.base import Dataset
 from rayfed.defences.base import Defence, Task, UpdateMethod
-from rayfed.engine.fitting import fewest
+from rayfed.engine.audit_queue import iterations_of
 from rayfed.errors import UserError
 from rayfed.evidence.methods import METHODS, Method
 from rayfed.models.build import build_model
@@ -307,5 +307,5 @@ def attempts(
 
 
 def _spec(method: Method, evaluations: int) -> dict[str, Any]:
-    searched = {"iterations": fewest(method, evaluations)} if method.evaluations else {}
+    searched = {"iterations": iterations_of(method, evaluations)} if method.evaluations else {}
     return {"name": method.name, **method.parameters, **searched}

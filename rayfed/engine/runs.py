@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from pathlib import PurePosixPath
 
 import numpy as np
@@ -14,7 +15,7 @@ import pyarrow as pa
 from rayfed import scenario as scenarios
 from rayfed.client.sent import Sent
 from rayfed.data.partitions.base import label_mix
-from rayfed.engine.attacking import ALL_THE_TIME, Allowance, LoadStates
+from rayfed.engine.attacking import LoadStates
 from rayfed.engine.bounds import check_bounds
 from rayfed.engine.continuing import (
     check_attacked,
@@ -52,6 +53,27 @@ _OTHER_DATA = (
     "differ from those of the finished rounds, although the scenario is the same: restore the data files, or launch a "
     "new run"
 )
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Functions that write results of attacks without training while the attacks run."""
+
+    write: Callable[[RoundTables], object]
+    """Write all rows so far, and replace those written before."""
+    describe: Callable[[Scenario], object]
+    """Write the scenario, if its attacks have changed."""
+
+
+AttackRound = Callable[[Federation, int, Keep], RoundTables]
+"""Run the attacks of a round without training, and return their rows. The rows so far are kept after Ctrl-C."""
+
+
+def attack_once(federation: Federation, round: int, keep: Keep, seconds: float = inf) -> RoundTables:
+    """Run each attack of a round once, in at most `seconds`, and return the rows."""
+    federation.attacks = replace(federation.attacks, seconds=seconds)
+    arms = list(federation.arms)
+    return until_played(federation, round, lambda: Round(federation, round, arms).attack_alone(keep.write))
 
 
 def launch(scenario: Scenario, out: str | None, execution: Execution, progress: Progress) -> RunFolder:
@@ -172,12 +194,13 @@ def attack(
     execution: Execution,
     progress: Progress,
     arm: str | None = None,
-    allowance: Allowance = ALL_THE_TIME,
+    attack_round: AttackRound = attack_once,
 ) -> RunFolder:
     """Attack the initial weights, or the trained weights of `run`, without training, and write to a new folder.
 
-    Every attack is run once, whatever its `rounds`, within the `allowance`. With `arm`, all arms have the weights of
-    this arm of the run, without its clients' states. Raises `RunError` if the weights of `run` do not fit the scenario.
+    `attack_round` runs the attacks; by default, each is run once, whatever its `rounds`. With `arm`, all arms have the
+    weights of this arm of the run, without its clients' states. Raises `RunError` if the weights of `run` do not fit
+    the scenario.
     """
     for spec in scenario.attacks:
         if spec.earlier:
@@ -187,8 +210,8 @@ def attack(
             )
     saved = _trained(run) if run else None
     gpus = execution.num_gpus(scenario)
-    whole = with_devices(scenario.attacked_in(saved.round + 1 if saved else 0), gpus)
-    inputs = prepare(whole.with_arms(allowance.arms), rounds=scenario.federation.rounds, gpus=gpus)
+    attacked_scenario = scenario.attacked_in(saved.round + 1 if saved else 0)
+    inputs = prepare(with_devices(attacked_scenario, gpus), rounds=scenario.federation.rounds, gpus=gpus)
     attacked = _Attacked()
     if run and saved and arm:
         source = f"arm {arm} of {PurePosixPath(run).name}"
@@ -199,7 +222,7 @@ def attack(
         _check_fit(f"the run {run}", saved, inputs)
         check_attacked(run, saved, inputs.scenario)
         attacked = _Attacked(saved, RunFolder.open(run), f"those of {run}", source=PurePosixPath(run).name)
-    return _attack_in_new(out, inputs, attacked, execution, progress, allowance, whole)
+    return _attack_in_new(out, inputs, attacked, execution, progress, attack_round)
 
 
 def attack_sent(
@@ -209,14 +232,17 @@ def attack_sent(
     out: str | None,
     execution: Execution,
     progress: Progress,
-    allowance: Allowance = ALL_THE_TIME,
+    seconds: float = inf,
 ) -> RunFolder:
-    """Attack given weights without training, and write the results to a new folder; `words` describes the weights."""
+    """Attack given weights without training for `seconds`, and write the results to a new folder.
+
+    `words` describes the weights.
+    """
     inputs = prepare(scenario.attacked_in(sent.round), gpus=execution.num_gpus(scenario))
     state = {"weights": sent.weights, "buffers": sent.buffers, "state": {}, "memory": {}}
     saved = checkpoint.Checkpoint(sent.round - 1, {account.name: state for account in inputs.accounts})
     attacked = _Attacked(saved, words=words, given=True)
-    return _attack_in_new(out, inputs, attacked, execution, progress, allowance, inputs.scenario)
+    return _attack_in_new(out, inputs, attacked, execution, progress, partial(attack_once, seconds=seconds))
 
 
 def _attack_in_new(
@@ -225,14 +251,12 @@ def _attack_in_new(
     attacked: _Attacked,
     execution: Execution,
     progress: Progress,
-    allowance: Allowance,
-    whole: Scenario,
+    attack_round: AttackRound,
 ) -> RunFolder:
-    """Attack into a new folder; `whole` is the scenario including arms that there is no time for."""
-    folder = RunFolder.create(out or whole.output.folder, whole.name)
+    folder = RunFolder.create(out or inputs.scenario.output.folder, inputs.scenario.name)
     with holding(folder, progress.note) as held:
-        _describe(inputs, held, whole)
-        _attack(inputs, held, attacked, execution, progress, allowance)
+        _describe(inputs, held, inputs.scenario)
+        _attack(inputs, held, attacked, execution, progress, attack_round)
     return folder
 
 
@@ -252,23 +276,18 @@ def _attack(
     attacked: _Attacked,
     execution: Execution,
     progress: Progress,
-    allowance: Allowance,
+    attack_round: AttackRound,
 ) -> None:
     round = attacked.round
-    recorder = RunRecorder(
-        folder, "attack", 0, weights=attacked.weights, enough=allowance.enough, fewer=allowance.fewer
-    )
+    recorder = RunRecorder(folder, "attack", 0, weights=attacked.weights)
     progress = recorder.logging(progress)
     with (
         recorder.recording(0),
-        _keeping_trials(folder, lambda: recorder.write(round, allowance.tried)),
         _federation(inputs, folder, execution, progress, attacked.saved, attacked.run) as (federation, joined),
     ):
-        keep = partial(recorder.write, round)
-        arms = list(federation.arms)
-        federation.attacks = replace(federation.attacks, allowance=allowance)
-        tables = until_played(federation, round, lambda: Round(federation, round, arms).attack_alone(keep))
-        keep(tables)
+        keep = Keep(partial(recorder.write, round), lambda scenario: folder.write_text(SCENARIO, scenario.dump()))
+        tables = attack_round(federation, round, keep)
+        keep.write(tables)
         if attacked.saved is None:  # the account of trained weights belongs to their run
             folder.write_part("proved", 0, inputs.proved(training=False))
         _tell(progress, joined())
@@ -276,17 +295,6 @@ def _attack(
         recorder.line(f"attacked the weights of round {round}: {attacked.words or begun}")
         progress.round_done([], tables.attacks, tables.inferences)
         check_bounds(folder)
-
-
-@contextmanager
-def _keeping_trials(folder: RunFolder, keep: Callable[[], object]) -> Iterator[None]:
-    """Write the results of trials if Ctrl-C stops the run before the attacks, such as while actors start."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        if not folder.parts("attacks"):
-            keep()
-        raise
 
 
 def _trained(run: str) -> checkpoint.Checkpoint:

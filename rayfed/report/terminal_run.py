@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,7 @@ from rayfed.report.terminal_results import (
 )
 from rayfed.report.terminal_rounds import RoundLines
 from rayfed.report.text.attacks import attack_results_text
+from rayfed.report.text.audit import best_text, pass_text
 from rayfed.report.text.formats import counted
 from rayfed.report.text.guarantees import epsilons, guarantee_lines
 from rayfed.report.text.knowledge_pairs import failed_attack_text
@@ -48,7 +49,6 @@ from rayfed.report.text.weights import attacked_weights
 from rayfed.report.time_left import TimeLeft
 from rayfed.store.exits import advice, status
 from rayfed.store.folder import REPORT, SCENARIO
-from rayfed.store.schemas import UNPLAYED
 
 if TYPE_CHECKING:
     from rayfed.attacks.telling import Standing
@@ -86,14 +86,13 @@ class RunView:
         self._scenario: dict[str, Any] = {}
         self._printed_at = self._reported_at = 0.0
         self._doing = ""
-        self._left = TimeLeft({}, 0.0)
+        self._left = TimeLeft(0.0)
         self._specs: Sequence[AttackSpec] = ()
         self._waiting: Sequence[str] = ()
         self._over = 0
-        self.seconds: Mapping[str, float] = {}
-        """Estimated seconds of one call of each attack by title, if known."""
-        self.ends: Callable[[float], float] = lambda began: inf
-        """Return the time at which all attacks are stopped, from the time of their start (both by `monotonic`)."""
+        self._best = ""
+        self.deadline = inf
+        """Time at which the attacks of an audit are stopped, on the clock of `monotonic`."""
         self.noted: Collection[str] = ()
         """Notes that were printed before the run and are not repeated."""
         self._last: dict[str, dict[str, Any]] = {}
@@ -160,7 +159,7 @@ class RunView:
     def attacks_done(self, round: int, done: Sequence[tuple[str, float]], waiting: Sequence[str]) -> None:
         """Show the number of finished attacks, and the estimated time of the waiting attacks."""
         if not done:
-            self._left = TimeLeft(self.seconds, monotonic(), {spec.title: spec.evaluations for spec in self._specs})
+            self._left = TimeLeft(monotonic(), {spec.title: spec.evaluations for spec in self._specs})
         self._left.ended(done)
         self._waiting, self._over = waiting, len(done)
         if not done:
@@ -178,31 +177,25 @@ class RunView:
         self._show(f"round {round + 1}/{self._rounds}: {where}", self._over, every, left)
         self._now_and_then(f"{where}; attack {self._over + 1} of {every}; {left}")
 
-    def trying(self, title: str, number: int, total: int, standing: Standing | None) -> None:
-        """Show which attack is being timed before a run (its trial), and the progress of the attack's search."""
-        if self._task is None:
-            self._printed_at = monotonic()
-            self._begin_bar("trying attacks")
-        where = f"trying {title}" + ("" if standing is None else f": {_stands(standing)}")
-        self._show(where, number, total, "")
-        self._now_and_then(f"{where}; trial {number + 1} of {total}")
+    def best_so_far(self, best: Mapping[str, str]) -> None:
+        """Show the best result so far of each arm."""
+        self._best = f"; best so far: {best_text(best)}"
 
-    def tried(self) -> None:
-        """Remove the progress bar of the trials of attacks."""
-        self.close()
-        if self._task is not None:
-            self._bar.remove_task(self._task)
-        self._task = None
+    def pass_done(
+        self, evaluations: int, seconds: Mapping[bool, float], following: int | None, best: Mapping[str, str]
+    ) -> None:
+        """Print the time of a pass and the best result so far of each arm."""
+        self.say(pass_text(evaluations, seconds, following, best))
+        self._printed_at = monotonic()
 
     def _time_for_attacks(self) -> str:
-        """Return the estimated time left for the attacks, at most their time limit."""
+        """Return the estimated time left for the attacks; for an audit, the time until it ends and its best results."""
+        if self.deadline < inf:
+            return f"ends in {_minutes(max(self.deadline - monotonic(), 0.0))} at the latest{self._best}"
         left = self._left.left(self._waiting, monotonic())
-        most = max(self.ends(self._began) - monotonic(), 0.0)
-        if left.seconds >= most:
-            return f"about {_minutes(most)} left"
         if left.how == "at least" and not left.seconds:
-            return "time left not known yet"
-        return f"{left.how} {_minutes(left.seconds)} left"
+            return f"time left not known yet{self._best}"
+        return f"{left.how} {_minutes(left.seconds)} left{self._best}"
 
     def _begin_bar(self, description: str) -> None:
         self._bar.start()
@@ -214,7 +207,7 @@ class RunView:
         if self._doing:
             silent = monotonic() - self._reported_at
             since = f"; still running, no progress reported for {_minutes(silent)}" if silent > _EVERY else ""
-            self._now_and_then(f"{self._doing}{since}")
+            self._now_and_then(f"{self._doing}{since}{self._best}")
 
     def _now_and_then(self, line: str) -> None:
         """Print a line if there is no progress bar and the last line is at least `_EVERY` seconds old."""
@@ -399,7 +392,7 @@ class RunView:
 
     def _say_audit(self, weights: str) -> None:
         left: Mapping[str, Any] = {}
-        if self._folder:  # its scenario also has the arms that were left out for lack of time
+        if self._folder:  # its scenario has the iterations of the last pass
             self._scenario, left = self._folder.scenario(), status(self._folder)
         self.say()
         self.say((f"Attacked: {weights}", "bold"))
@@ -410,19 +403,7 @@ class RunView:
             title = "Attackers: non-adaptive, adaptive, and adaptive with the labels given"
             self._say_table(title, attackers_table(found, changed, evidence.criterion))
         self._say_legend(evidence)
-        step = next_step_text(evidence, left.get("enough"), left.get("fewer"))
-        for line in filter(None, [step, self._time_unused()]):
-            self._say_next(line)
-
-    def _time_unused(self) -> str:
-        """Return why an audit ended before its time limit; empty if it used the time up to `_EVERY` seconds."""
-        unused = self.ends(self._began) - monotonic()
-        if not _EVERY < unused < inf:
-            return ""
-        why = "the time is a reserve for searches that take longer than in their trials"
-        if any(row["status"] == UNPLAYED for row in self._attacks):
-            why = "the trials predicted a longer time for the attacks"
-        return f"{_minutes(unused)} of the time limit was not used: {why}"
+        self._say_next(next_step_text(evidence, left.get("enough"), left.get("fewer")))
 
     def _say_proved(self) -> None:
         """Print the results of attacks that have a proved bound, with the bound, and the attacks without one."""

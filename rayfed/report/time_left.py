@@ -1,4 +1,4 @@
-"""Estimate of the time left for the attacks of a round, from finished calls or earlier measurements.
+"""Estimate of the time left for the attacks of a round, from finished calls.
 
 For attacks without a finished call, the estimate uses the speed of other searches.
 """
@@ -33,13 +33,12 @@ class _Search(NamedTuple):
 class TimeLeft:
     """Estimator of the time left for attacks, from measured work; parallel calls add up their work per second."""
 
-    def __init__(self, expected: Mapping[str, float], now: float, evaluations: Mapping[str, int] | None = None) -> None:
+    def __init__(self, now: float, evaluations: Mapping[str, int] | None = None) -> None:
         """Start the estimate at the time `now` (s).
 
-        `expected` has the seconds of one call of an attack by title, if known. `evaluations` has the maximum number of
-        sequential evaluations of its objective.
+        `evaluations` has the maximum number of sequential evaluations of an attack's objective, by title.
         """
-        self._expected, self._began, self._evaluations = expected, now, evaluations or {}
+        self._began, self._evaluations = now, evaluations or {}
         self._took: dict[str, list[float]] = {}
         self._searches: dict[tuple[str, str], _Search] = {}
 
@@ -83,15 +82,6 @@ class TimeLeft:
         return median(one.seconds / one.iteration for one in heard) if heard else None
 
     def _of_call(self, title: str) -> float | None:
-        """Return the seconds of one call; None if they are not known.
-
-        This is the mean of the finished calls. Without one, it is the expected time, scaled by the ratio of measured to
-        expected times of other attacks.
-        """
-        if took := self._took.get(title):
-            return sum(took) / len(took)
-        if title not in self._expected:
-            return None
-        both = [(sum(took), len(took) * self._expected[t]) for t, took in self._took.items() if self._expected.get(t)]
-        measured, expected = (sum(side) for side in zip(*both, strict=True)) if both else (0.0, 0.0)
-        return self._expected[title] * (measured / expected if expected else 1.0)
+        """Return the mean seconds of the finished calls of an attack; None if none has finished."""
+        took = self._took.get(title)
+        return sum(took) / len(took) if took else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from math import ceil, cos, pi
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -489,12 +489,6 @@ class Scenario(Section):
                 "sweep": None,
             }
         )
-
-    def with_arms(self, names: Collection[str] | None) -> Scenario:
-        """Return the scenario with only the named arms; None keeps all arms."""
-        if names is None:
-            return self
-        return self.model_copy(update={"arms": {name: arm for name, arm in self.arms.items() if name in names}})
 
     def dump(self) -> str:
         """Return the scenario as YAML, with every default written out."""

@@ -202,7 +202,6 @@ def progress() -> str:
     clock, output = [0.0], StringIO()
     with patch.object(terminal_run, "monotonic", lambda: clock[0]):
         view = RunView(Console(file=output, width=200), bar=False)
-        view.seconds = {"closed": 1.0, "search": 9.0, "long": 80.0}
         view.pulse()
         view._begin_bar("starting actors")
         for clock[0] in (10.0, 20.0, 30.0):
@@ -219,6 +218,12 @@ def progress() -> str:
             view.attacks_done(0, done[:place], waiting[place:])
         clock[0] = 250.0
         view.search_goes_on(0, "long", "none", Standing(2, 100, 400, 0.25, 10.0))
+        view.deadline, best = 300.0, {"none": "29.0 dB", "noise": "9.1 dB"}
+        view.best_so_far(best)
+        clock[0] = 270.0
+        view.search_goes_on(0, "long", "none", Standing(2, 200, 400, 0.2, 20.0))
+        view.pass_done(100, {True: 38.0, False: 12.0}, 200, best)
+        view.pass_done(200, {True: 80.0, False: 0.0}, None, best)
         view.close()
         clock[0] = 400.0
         view.pulse()

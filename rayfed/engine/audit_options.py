@@ -1,0 +1,156 @@
+"""Scenario sections of an audit, from the options of `rayfed audit` and the arguments of `rayfed.audit`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from rayfed import scenario as scenarios
+from rayfed.analysis.audit import Defences, called
+from rayfed.data.section import data_section
+from rayfed.documents import yaml_flow
+from rayfed.engine.finding import dotted, loss_section, search_where
+from rayfed.errors import UserError
+from rayfed.scenario import resolve
+from rayfed.scenario.components import named
+from rayfed.scenario.problems import Problem, component_problems
+from rayfed.store.folder import SCENARIO, RunFolder
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def model_of(
+    given: str | type[nn.Module] | nn.Module | Mapping[str, Any] | None, trained: Trained | None
+) -> dict[str, Any]:
+    """Return the scenario section `model` for a model. Default: the section of the run `trained`.
+
+    A model is a name, a class, a mapping, or an instance, whose weights are written to a temporary file. Raises
+    `UserError` without either.
+    """
+    from torch import nn  # a slow import
+
+    if isinstance(given, type):
+        return {"name": _class_path(given)}
+    if isinstance(given, nn.Module):
+        return _section_of_instance(given)
+    if given is not None:
+        found = named(given)
+        if not isinstance(found, Mapping):
+            raise UserError(
+                f"model: found a {type(given).__name__}; give a name, a class, an nn.Module, or {{name: NAME, ...}}"
+            )
+        return {**found, "name": dotted(found["name"])}
+    if trained is None:
+        raise UserError("--model: give the model to audit, or a run with --run")
+    return trained.model
+
+
+def _section_of_instance(model: nn.Module) -> dict[str, Any]:
+    """Return the section of the model's class, with a file of the model's weights as initial weights."""
+    import torch
+
+    from rayfed.models.wrappers import unwrap
+
+    bare = unwrap(model)
+    if type(bare).__module__.partition(".")[0] == "torch":
+        raise UserError(
+            f"model: {type(bare).__name__} is a class of PyTorch, which has no layers without arguments: write a "
+            f"class that can be called without arguments and makes these layers"
+        )
+    file = Path(mkdtemp(prefix="rayfed-model-"), "weights.pt")
+    torch.save(bare.state_dict(), file)
+    return {"name": _class_path(type(bare)), "state": str(file)}
+
+
+def _class_path(model: type) -> str:
+    return f"{model.__module__}:{model.__qualname__}"
+
+
+def loss_of(given: str | Mapping[str, Any] | None, trained: Trained | None) -> dict[str, Any]:
+    """Return the scenario section `loss` for a name or mapping. Default: the section of the run, or empty."""
+    if given is None:
+        return {} if trained is None else trained.loss
+    return loss_section(given)
+
+
+def data_of(
+    given: str | None,
+    size: int | None,
+    label: str | None,
+    targets: Sequence[str] | None,
+    text: str | None,
+    trained: Trained | None,
+) -> dict[str, Any]:
+    """Return the scenario section `data` for a file, folder or data set. Default: the section of the run `trained`."""
+    if label is not None and targets:
+        raise UserError(
+            "--label names a column of classes, --target columns of numbers: give only one of these options"
+        )
+    if given is not None:
+        return data_section(given, size, label, targets, text)
+    if trained is None:
+        raise UserError("--data: give a file, a folder or a data set, or a run with --run")
+    return trained.data
+
+
+def pipelines(given: Sequence[Any]) -> Defences:
+    """Return defence pipelines by arm name, from names of defences, mappings with a name, or lists of both.
+
+    Raises `UserError` for anything else.
+    """
+    found: Defences = {}
+    if isinstance(given, str | Mapping):
+        raise UserError(f"defences: found {given!r}; give a list of arms, such as [{given!r}]")
+    for value in given:
+        pipeline = [named(one) for one in (value if isinstance(value, list | tuple) else [value])]
+        if not all(isinstance(one, Mapping) and isinstance(one.get("name"), str) for one in pipeline):
+            raise UserError(
+                f"defence: found '{_typed(value)}'; give a name, {{name: NAME, FIELD: VALUE}}, or a list of both"
+            )
+        pipeline = [{**one, "name": dotted(one["name"])} for one in pipeline]
+        for problem in component_problems({"defences": pipeline}):
+            raise UserError(f"defence '{_typed(value)}': {_told(problem, value)}")
+        found[called(pipeline)] = pipeline
+    return {name: pipeline for name, pipeline in found.items() if pipeline}
+
+
+def _told(problem: Problem, value: Any) -> str:
+    """Return the message for a problem of a pipeline's field, with an example if a required field is missing."""
+    field = ".".join(map(str, problem.path[2:]))
+    lacks = problem.wanted or not field
+    example = f", as '{{name: {value}, {field or 'FIELD'}: VALUE}}'" if lacks and isinstance(value, str) else ""
+    return f"{field}{': ' * bool(field)}{problem.told}{example}"
+
+
+def _typed(value: Any) -> str:
+    """Return a defence as the command line accepts it: YAML in one line."""
+    try:
+        return yaml_flow(value)
+    except yaml.YAMLError:  # a Python value that YAML cannot represent
+        return str(value)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Sections `model`, `data` and `loss` of a run whose weights are audited, from the run's first arm."""
+
+    arm: str
+    model: dict[str, Any]
+    data: dict[str, Any]
+    loss: dict[str, Any]
+
+    @classmethod
+    def of(cls, run: str) -> Trained:
+        """Read the sections from a run's scenario. Raises `UserError` if the run has no scenario."""
+        search_where(run)
+        folder = RunFolder.open(run)
+        loaded = scenarios.parse(folder.read_text(SCENARIO), f"{folder.url}/{SCENARIO}")
+        name, arm = next(iter(resolve(loaded).items()))
+        parts = (part.model_dump(mode="json") for part in (arm.model, loaded.data, arm.loss))
+        return cls(name, *parts)

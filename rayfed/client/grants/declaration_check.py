@@ -35,6 +35,8 @@ from rayfed.update import Named, Observation, Update
 
 _DRAWS, _FEWER_DRAWS, _MANY_VALUES = 64, 16, 2**20
 """Number of draws of noise, and the number for more than `_MANY_VALUES` values."""
+_JITTER = 1e-6
+"""Size of the test of rounding errors, in units of the range of a pixel."""
 _REPEATS = 3
 """Number of runs in each other circumstance."""
 _SAME = 1e-4
@@ -97,6 +99,8 @@ def _find_mismatch_of_one(declared: ObservationModel, observation: Observation, 
         if _differs_in_samples(declared, task):
             return Mismatch.SAMPLES
         own, loss, expected = _expected(declared, task, observation, model)
+        if place and not _is_stable(declared, model, own):
+            continue
         draws = _draws(declared, task) if place == 0 else _REPEATS
         residuals = []
         for update in _updates(declared, task, observation, draws):
@@ -108,9 +112,10 @@ def _find_mismatch_of_one(declared: ObservationModel, observation: Observation, 
             if not noise.norm(dim=1).max() <= _SAME * flatten(expected).double().norm():
                 return Mismatch.VALUES
             continue
+        tests = _Noise(declared, observation, own, expected)
         if place == 0:
-            rounded = _has_two_outcomes(noise)
-        found = _Noise(declared, observation, own, expected).mismatch(noise, rounded)
+            rounded = tests.has_two_outcomes(noise)
+        found = tests.mismatch(noise, rounded)
         if found:
             return found
     return None
@@ -172,10 +177,15 @@ def _updates(declared: ObservationModel, task: Task, observation: Observation, d
         yield _sent(declared, _seeded(task, seed).replace(state=state if seed < 2 else {}), observation)
 
 
-def _has_two_outcomes(noise: Tensor) -> bool:
-    """Return whether values have one or two outcomes each in draws of noise (M, D), as by random rounding."""
-    least, most = noise.amin(0), noise.amax(0)
-    return bool((most > least).any()) and bool(((noise == least) | (noise == most)).all())
+def _is_stable(declared: ObservationModel, model: nn.Module, task: Task) -> bool:
+    """Return whether rounding errors of samples hardly change the gradient, unlike with a norm of blank images."""
+    inputs = task.data.inputs
+    if not inputs.is_floating_point():
+        return True
+    noise = torch.rand(inputs.shape, generator=torch.Generator().manual_seed(0)).to(inputs)
+    moved = task.replace(data=task.data._replace(inputs=inputs + _JITTER * noise))
+    (one, _), (other, _) = (_gradient(declared, model, own) for own in (task, moved))
+    return _close(flatten(other), flatten(one))
 
 
 class _Part(NamedTuple):
@@ -195,6 +205,8 @@ class _Noise:
         self.expected = {name: tensor.detach().double() for name, tensor in expected.items()}
         sizes = [tensor.numel() for tensor in expected.values()]
         self.tensor = torch.repeat_interleave(torch.tensor(sizes)).to(flatten(self.expected).device)
+        squares = [tensor.square().mean().expand(tensor.numel()) for tensor in self.expected.values()]
+        self.rounding = _ROUNDING * torch.cat(squares).sqrt()
         self.places = torch.cat([torch.arange(size) for size in sizes]).to(self.tensor.device)
 
     def mismatch(self, noise: Tensor, rounded: bool) -> Mismatch | None:
@@ -202,14 +214,13 @@ class _Noise:
 
         If `rounded`, each value has two outcomes.
         """
-        rounding = torch.cat([t.square().mean().sqrt().expand(t.numel()) for t in self.expected.values()]) * _ROUNDING
-        noisy = noise.abs().amax(0) > rounding
+        noisy = noise.abs().amax(0) > self.rounding
         if not noisy.any():
-            return Mismatch.DENSITY if self._lacks_noise(~noisy, 10 * rounding) else None
+            return Mismatch.DENSITY if self._lacks_noise(~noisy) else None
         tested = noisy & self._tested(_TESTED if len(noise) > _REPEATS else _TESTED_AGAIN)
         if rounded:
             part = self._by_outcomes(noise, tested)
-        elif self._lacks_noise(~noisy, 10 * rounding):
+        elif self._lacks_noise(~noisy):
             return Mismatch.DENSITY
         else:
             part = self._by_distribution(noise, tested)
@@ -225,8 +236,15 @@ class _Noise:
             return torch.ones_like(self.places, dtype=torch.bool)
         return self.places < most // (int(self.tensor.max()) + 1)
 
-    def _lacks_noise(self, silent: Tensor, distance: Tensor) -> bool:
+    def has_two_outcomes(self, noise: Tensor) -> bool:
+        """Return whether values have one or two outcomes each in draws of noise (M, D), as by random rounding."""
+        least, most = noise.amin(0), noise.amax(0)
+        equal = torch.minimum(noise - least, most - noise) <= self.rounding
+        return bool((most - least > 2 * self.rounding).any()) and bool(equal.all())
+
+    def _lacks_noise(self, silent: Tensor) -> bool:
         """Return whether values that are sent exactly, (D,) bool, are declared to have noise."""
+        distance = 10 * self.rounding
         centre, far = self._log_densities(torch.zeros_like(distance)), self._log_densities(distance)
         return bool((silent & (distance > 0) & (centre - far < 1)).any())
 
@@ -258,13 +276,13 @@ class _Noise:
         least, most = noise.amin(0), noise.amax(0)
         log_odds = (self._log_densities(most) - self._log_densities(least)).clamp(-50, 50)
         odds = log_odds.sigmoid()
-        both = noisy & (most > least)
+        both = noisy & (most - least > 2 * self.rounding)
         if bool((torch.minimum(odds, 1 - odds)[both] < _UNLIKELY).any()):
             return None
         # For other odds, it is likely that only one outcome occurred, which then does not show the second one.
         used = both & (odds > 0.25) & (odds < 0.75)
         share = odds[used]
-        numbers = ((noise[:, used] == most[used]).double() - share) / (share * (1 - share)).sqrt()
+        numbers = ((most - noise < noise - least)[:, used].double() - share) / (share * (1 - share)).sqrt()
         if len(noise) > _REPEATS and used.any():
             excess = float((numbers.sum(0).square() / len(noise)).mean()) - 1
             if excess > 2 * _TOLERANCE + _SIGNIFICANT * sqrt(2 / int(used.sum())):

@@ -42,6 +42,10 @@ _TOLERANCE = 0.05
 """Largest relative error of a density, or of the sum of squared correlations, that does not count."""
 _REPEATED = 0.05
 """Largest share of values that occur twice in an update."""
+_UNCHANGED = 0.02
+"""Largest share of updates in which a noisy value has no noise, as after rounding."""
+_LOGARITHM, _HALVINGS = 25.0, 30
+"""Largest absolute logarithm of a width, and number of steps of the bisection."""
 _ENOUGH = 64
 """Smallest number of values for a test of correlations."""
 
@@ -58,8 +62,15 @@ class Mismatch(StrEnum):
     REPEATED = "values of the noise are repeated"
 
 
+class NotTestable(Exception):
+    """The declared density is not one of each value by itself, so that the tests do not apply."""
+
+
 def find_mismatch(declared: ObservationModel, observation: Observation, model: nn.Module) -> Mismatch | None:
-    """Return a property of the defences that differs from their declarations; None if the tests find none."""
+    """Return a property of the defences that differs from their declarations; None if the tests find none.
+
+    Raises `NotTestable` for noise that several values share, and for noise that leaves some values unchanged.
+    """
     tasks = list(_tasks(declared, observation, model))
     noisy = declared.noise is not None
     for place, task in enumerate(tasks):
@@ -139,23 +150,53 @@ def _differs_in_values(
 
 
 def _differs_from_density(declared: ObservationModel, task: Task, expected: Named, noise: Tensor) -> Mismatch | None:
-    """Test noise samples (M, D) for the declared density, tensor by tensor, by two shifts of one deviation."""
+    """Test noise samples (M, D) for the declared density, tensor by tensor, by two shifts of each value."""
     assert declared.noise is not None
+    _check_form(declared, task, expected, noise)
     sizes = [tensor.numel() for tensor in expected.values()]
+    widths = _find_widths(declared, task, expected)
     for name, part in zip(expected, noise.split(sizes, 1), strict=True):
         noisy = (part != 0).any(0)
         if not noisy.any():
             continue
-        deviation = part[:, noisy].square().mean().sqrt()
         ratios = []
         for draw in part:
-            for shift in (-deviation, deviation):
+            for shift in (-widths[name], widths[name]):
                 ratios.append(_shifted_ratio(declared, task, expected, name, draw, shift)[noisy])
         values = torch.cat(ratios)
         error = values.std() / len(values) ** 0.5
         if not abs(float(values.mean()) - 1) <= _TOLERANCE + _SIGNIFICANT * float(error):
             return Mismatch.DENSITY
     return None
+
+
+def _check_form(declared: ObservationModel, task: Task, expected: Named, noise: Tensor) -> None:
+    """Raise `NotTestable` unless the density is one of each value, and no value has noise only in some updates."""
+    assert declared.noise is not None
+    values = declared.noise.log_likelihood(task, expected, expected)
+    if {name: part.shape for name, part in values.items()} != {name: t.shape for name, t in expected.items()}:
+        raise NotTestable("the density of the noise is one of several values together")
+    unchanged = noise[:, (noise != 0).any(0)] == 0
+    if unchanged.numel() and float(unchanged.double().mean()) > _UNCHANGED:
+        raise NotTestable("the noise leaves some values unchanged")
+
+
+def _find_widths(declared: ObservationModel, task: Task, expected: Named) -> Named:
+    """Return the shift of each value that lowers the log density of zero noise by 1 / 2, by bisection."""
+    assert declared.noise is not None
+    mean = {name: tensor.double() for name, tensor in expected.items()}
+    peak = declared.noise.log_likelihood(task, mean, mean)
+    low = {name: torch.full_like(tensor, -_LOGARITHM) for name, tensor in mean.items()}
+    high = {name: -tensor for name, tensor in low.items()}
+    for _ in range(_HALVINGS):
+        middle = {name: (low[name] + high[name]) / 2 for name in mean}
+        moved = {name: tensor + middle[name].exp() for name, tensor in mean.items()}
+        values = declared.noise.log_likelihood(task, mean, moved)
+        for name in mean:
+            near = values[name] > peak[name] - 0.5
+            low[name] = torch.where(near, middle[name], low[name])
+            high[name] = torch.where(near, high[name], middle[name])
+    return {name: tensor.exp() for name, tensor in high.items()}
 
 
 def _shifted_ratio(

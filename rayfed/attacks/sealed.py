@@ -11,6 +11,7 @@ from time import perf_counter
 import torch
 from torch import nn
 
+from rayfed.attacks.adaptive.estimate import estimate_gradient
 from rayfed.attacks.adaptive.invert import invert_data, invert_defences
 from rayfed.attacks.base import Attack, Guess, Inference, InferenceAttack, check_form, not_applicable
 from rayfed.attacks.fit import with_fit
@@ -86,7 +87,7 @@ def _played(
         revealed, model = declared[0].reveal(observations[0], model)
         observations = [revealed]
     seen = _copies(observations)  # an attack may modify its observations
-    inverted = [invert_defences(observation, model) for observation in observations]
+    inverted = [estimate_gradient(invert_defences(observation, model), model) for observation in observations]
     if isinstance(method, InferenceAttack):
         guesses: Sequence[Guess] = method.infer(inverted, model, generators)
     else:

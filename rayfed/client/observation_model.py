@@ -162,8 +162,17 @@ class ObservationModel:
             return None
         values = self.log_densities(task, update, expected, observation)
         masks = self.sent_values(update, observation)
-        parts = [torch.where(masks[name].to(values[name].device), values[name], 0.0).sum() for name in values]
-        return float(torch.stack([part.double().cpu() for part in parts]).sum())
+        return float(self.sum_sent(values, masks))
+
+    def sum_sent(self, values: Named, masks: Named) -> Tensor:
+        """Return the sum of log densities of the values that were sent, and of all densities of several values."""
+        parts = []
+        for name, value in values.items():
+            mask = masks.get(name)
+            if mask is not None and mask.shape == value.shape:
+                value = torch.where(mask.to(value.device), value, 0.0)
+            parts.append(value.double().sum())
+        return torch.stack(parts).sum()
 
     @property
     def reveals_randomness(self) -> bool:
@@ -182,13 +191,17 @@ class ObservationModel:
         return replace(observation, extra=extra), model
 
     def noise_energy(self, observation: Observation, model: nn.Module) -> dict[str, float]:
-        """Return the sum of squares of the noise on each tensor, from one run of the defences on a zero gradient."""
+        """Return the sum of squares of the noise on each tensor, from one run of the defence on the update."""
         if self.noise is None:
             return dict.fromkeys(observation.update, 0.0)
         task = self.blank_task(observation, model)
-        zero = {name: torch.zeros_like(tensor) for name, tensor in observation.update.items()}
-        sent = run_defences([self.noise], task, zero, torch.zeros(())).tensors
-        return {name: float(tensor.double().square().sum()) for name, tensor in sent.items()}
+        own = observation.update
+        if self.noise.samplewise:  # expects the gradient of each sample
+            own = expected = {name: torch.zeros_like(tensor) for name, tensor in own.items()}
+        else:  # not of a zero gradient, as the noise may be in proportion to values
+            expected = self.noise.transform(self.fresh(task), own)
+        sent = run_defences([self.noise], task, own, torch.zeros(())).tensors
+        return {name: float((sent[name] - expected[name]).double().square().sum()) for name in own}
 
     def noise_free(self, observation: Observation, model: nn.Module) -> Named:
         """Return masks of the values that defences have sent without noise."""

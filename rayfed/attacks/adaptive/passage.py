@@ -49,11 +49,8 @@ class Passage:
         update = {name: tensor.to(expected[name]) for name, tensor in observation.update.items()}
         values = self.declared.noise.log_likelihood(self.task, update, expected)
         masks = self.declared.sent_values(observation.update, observation)
-        parts = []
-        for name, value in values.items():
-            mask = masks.get(name)
-            parts.append(value.sum() if mask is None else torch.where(mask, value, 0.0).sum())
-        return -torch.stack(parts).sum() / self.silence
+        total: Tensor = self.declared.sum_sent(values, masks)
+        return -total / self.silence
 
 
 def find_passages(

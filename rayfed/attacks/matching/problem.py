@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from rayfed import losses
+from rayfed.attacks.adaptive.estimate import as_sent
 from rayfed.attacks.adaptive.passage import Passage, find_passages
 from rayfed.attacks.forward_probe import buffers_for, without_tracking
 from rayfed.attacks.matching.batch_norm import MovedStatistics
@@ -158,6 +159,7 @@ class Matching:
         Raises `UserError` for a pattern in `layers` that matches no parameter, and `NotApplicable` for a model whose
         gradient cannot be differentiated.
         """
+        observations = [as_sent(observation) for observation in observations]
         first = observations[0]
         alone = alone and not first.earlier
         names = matched_layers(first.update, layers)

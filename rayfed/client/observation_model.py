@@ -203,6 +203,12 @@ class ObservationModel:
         sent = run_defences([self.noise], task, own, torch.zeros(())).tensors
         return {name: float((sent[name] - expected[name]).double().square().sum()) for name in own}
 
+    def send_noisy(self, task: Task, expected: Named, seed: int) -> Named:
+        """Return an update with noise of the attacker, for the tensors that enter the noise."""
+        assert self.noise is not None
+        own = task.replace(generator=torch.Generator().manual_seed(seed), state={})
+        return run_defences([self.noise], own, expected, torch.zeros(())).tensors
+
     def noise_free(self, observation: Observation, model: nn.Module) -> Named:
         """Return masks of the values that defences have sent without noise."""
         masks = self.sent_values(observation.update, observation)

@@ -90,14 +90,11 @@ def _minimise(objective: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
 
 def _is_likely(passage: Passage, gradient: Named) -> bool:
     """Return whether the update is nearly as likely as updates that the defence's code sends for the gradient."""
-    from rayfed.client.observation_model import run_defences
-
     sent = passage.send(gradient)
     expected = {name: passage.observation.scale * tensor for name, tensor in sent.items()}
     simulated = []
     for seed in range(_DRAWS):
-        task = passage.task.replace(generator=torch.Generator().manual_seed(seed), state={})
-        update = run_defences([passage.declared.noise], task, expected, torch.zeros(())).tensors
+        update = passage.declared.send_noisy(passage.task, expected, seed)
         own = replace(passage, observation=replace(passage.observation, update=update))
         simulated.append(float(own.nats(sent)) * passage.silence)
     count = sum(tensor.numel() for tensor in sent.values())

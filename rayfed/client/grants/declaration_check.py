@@ -1,53 +1,68 @@
 """Test of the declarations of a user's defences against their code, on samples and random numbers of the attacker.
 
-The code is run in other rounds, for other clients, weights and samples, and twice with the same state. Without noise,
-the update must be what `transform` returns. With noise, the residuals of many updates are tested for four
-properties of independent noise with the declared density p(u | m):
+The code of each defence is run in other rounds, for other clients, weights and samples, and twice with the same state.
+Without noise, the update must be what `transform` returns. With noise, the distribution function F of each value is
+computed from `log_likelihood`. Several draws of the update are then tested for these properties of independent noise
+with the declared density:
 
-- The mean of each value is zero.
-- For a shift s, the mean of p(u | m + s) / p(u | m) over updates u is 1.
-- For the residuals x and y of two updates with d values, x . y / d has mean 0 and variance tr(C^2) / d^2, which is
-  1 / d only if the correlations C between values are zero. The same holds for the squares of the values. Instead of
-  residuals, these tests use scores, the derivatives of log p(u | m) with respect to m, whose mean is 0 as well.
-- Few values occur twice in an update.
+- F(value) is uniform in [0, 1] (Kolmogorov-Smirnov).
+- The mean of F(value) - 1/2 is 0 for each value.
+- Two draws x and y of d numbers F - 1/2 have x . y / d of mean 0 and variance tr(C^2) / d^2, with the covariances C of
+  different values. It is the variance for independent values only if these are 0. The same holds for the squares.
+- Few values are the same as another one, up to the sign.
+
+Values that are rounded at random, with two outcomes each, have the declared frequencies instead of the first property.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from enum import StrEnum
-from typing import Any
+from math import sqrt
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from rayfed import gradients
+from rayfed import gradients, seeds
 from rayfed.client.local import data_method, gradient_method, wrap_updates
 from rayfed.client.observation_model import ObservationModel
-from rayfed.defences.base import Batch, Task
+from rayfed.defences.base import Task
 from rayfed.gradients import flatten, per_sample_gradients, unflatten
 from rayfed.update import Named, Observation, Update
 
 _DRAWS, _FEWER_DRAWS, _MANY_VALUES = 64, 16, 2**20
-"""Number of noise samples, and the number for more than `_MANY_VALUES` values."""
-_REPEATS = 2
+"""Number of draws of noise, and the number for more than `_MANY_VALUES` values."""
+_JITTER = 1e-6
+"""Size of the test of rounding errors, in units of the range of a pixel."""
+_REPEATS = 3
 """Number of runs in each other circumstance."""
 _SAME = 1e-4
 """Largest difference of equal values, relative to their root mean square."""
+_ROUNDING = 1e-5
+"""Largest rounding error of a value without noise, relative to the root mean square of its tensor."""
 _SIGNIFICANT, _MEAN = 6.0, 6.5
 """Smallest number of standard errors of a significant difference, and of a significant mean of one value."""
+_DISTANCE, _SIGNIFICANT_DISTANCE = 0.02, 3.0
+"""Largest distance of two distribution functions that does not count, and the smallest significant distance, times the
+root of the number of values: 3 has the probability 3e-8."""
 _EQUAL = 1e-7
 """Largest relative difference of equal magnitudes."""
 _TOLERANCE = 0.05
-"""Largest relative error of a density, or of the sum of squared correlations, that does not count."""
+"""Largest relative error of a sum of squared correlations that does not count."""
 _REPEATED = 0.05
-"""Largest share of values that occur twice in an update."""
-_UNCHANGED = 0.02
-"""Largest share of updates in which a noisy value has no noise, as after rounding."""
-_LOGARITHM, _HALVINGS = 25.0, 30
-"""Largest absolute logarithm of a width, and number of steps of the bisection."""
+"""Largest share of values that are the same as another one."""
 _ENOUGH = 64
 """Smallest number of values for a test of correlations."""
+_TESTED, _TESTED_AGAIN = 2**17, 2**14
+"""Largest number of values whose noise is tested, the first ones of each tensor, and in other circumstances."""
+_POINTS, _RANGE, _CENTRE = 128, 8.0, 0.05
+"""Number of points at which a density is computed. In standard deviations, they are `_CENTRE` sinh(x) for evenly spaced
+x within `_RANGE` of 0, so their distances are 1/8 of their size, and the largest is 75."""
+_UNLIKELY = 1e-9
+"""Largest probability of an outcome that contradicts a declaration if it occurs."""
 
 
 class Mismatch(StrEnum):
@@ -58,33 +73,63 @@ class Mismatch(StrEnum):
     OTHER_PARTS = "buffers, loss or number of samples are changed"
     MEAN = "the mean of the noise is not zero"
     DENSITY = "the noise does not have the density of `log_likelihood`"
-    CORRELATED = "values of the noise depend on each other, or on something other than the task's generator"
+    CORRELATED = "values of the noise depend on each other, or on something besides the generator of the task"
     REPEATED = "values of the noise are repeated"
 
 
 class NotTestable(Exception):
-    """The declared density is not one of each value by itself, so that the tests do not apply."""
+    """The declared density is not one of each value by itself, so the tests do not apply."""
 
 
 def find_mismatch(declared: ObservationModel, observation: Observation, model: nn.Module) -> Mismatch | None:
     """Return a property of the defences that differs from their declarations; None if the tests find none.
 
-    Raises `NotTestable` for noise that several values share, and for noise that leaves some values unchanged.
+    A defence without a declaration, or with a declaration that ignores something (`has_latents`), is not tested.
     """
-    tasks = list(_tasks(declared, observation, model))
-    noisy = declared.noise is not None
-    for place, task in enumerate(tasks):
-        found = _differs_in_samples(declared, task)
-        if found:
-            return found
-        count = 1 if not noisy else _REPEATS if place else _draws(task)
-        found = _differs_in_values(declared, task, observation, model, count)
+    plain = replace(observation, local=replace(observation.local, clip_norm=None, weight_decay=0.0))
+    for defence in declared.defences:
+        if defence.has_latents or not defence.is_declared:
+            continue
+        alone = replace(declared, defences=(defence,))
+        found = _find_mismatch_of_one(alone, plain, model)
         if found:
             return found
     return None
 
 
-def _draws(task: Task) -> int:
+def _find_mismatch_of_one(declared: ObservationModel, observation: Observation, model: nn.Module) -> Mismatch | None:
+    rounded = False
+    for place, task in enumerate(_tasks(declared, observation, model)):
+        if _differs_in_samples(declared, task):
+            return Mismatch.SAMPLES
+        own, loss, expected = _expected(declared, task, observation, model)
+        if place and not _is_stable(declared, model, own):
+            continue
+        draws = _draws(declared, task) if place == 0 else _REPEATS
+        residuals = []
+        for update in _updates(declared, task, observation, draws):
+            if _changes_other_parts(update, task, loss):
+                return Mismatch.OTHER_PARTS
+            residuals.append(flatten(update.tensors).double() - flatten(expected).double())
+        noise = torch.stack(residuals)
+        if declared.noise is None:
+            if not noise.norm(dim=1).max() <= _SAME * flatten(expected).double().norm():
+                return Mismatch.VALUES
+            continue
+        _check_form(declared, own, expected)
+        tests = _Noise(declared, observation, own, expected)
+        if place == 0:
+            rounded = tests.has_two_outcomes(noise)
+        found = tests.mismatch(noise, rounded)
+        if found:
+            return found
+    return None
+
+
+def _draws(declared: ObservationModel, task: Task) -> int:
+    """Return the number of updates in the observed circumstances."""
+    if declared.noise is None:
+        return _REPEATS
     values = sum(tensor.numel() for tensor in task.weights.values())
     return _DRAWS if values <= _MANY_VALUES else _FEWER_DRAWS
 
@@ -104,151 +149,191 @@ def _tasks(declared: ObservationModel, observation: Observation, model: nn.Modul
         yield task.replace(data=task.data._replace(inputs=noise / 5))
         yield task.replace(data=task.data._replace(inputs=noise.round()))
     twice = torch.arange(len(labels), device=labels.device).repeat(2)
+    doubled = task.data.rows(twice)._replace(places=torch.arange(len(twice), device=labels.device))
     changes: list[dict[str, Any]] = [{"round": task.round + later} for later in (1, 2, 10, 100, 1000)]
     changes += [{"client": task.client + later} for later in (1, 2, 10, 100)]
     changes += [{"weights": {name: 2 * tensor + 1e-3 for name, tensor in task.weights.items()}}]
-    changes += [{"data": task.data.rows(twice), "batch_size": len(twice)}]
+    changes += [{"data": doubled, "batch_size": len(twice)}]
     for change in changes:
         yield task.replace(**change)
 
 
-def _differs_in_samples(declared: ObservationModel, task: Task) -> Mismatch | None:
+def _differs_in_samples(declared: ObservationModel, task: Task) -> bool:
     sent = data_method(declared.defences)(_seeded(task, 0))
     expected = declared.train_on(_seeded(task, 0))
-    if any(defence.has_latents for defence in declared.defences):
-        return None
     same = sent.inputs.shape == expected.inputs.shape and _close(sent.inputs, expected.inputs)
-    return None if same and torch.equal(sent.labels, expected.labels) else Mismatch.SAMPLES
+    return not (same and torch.equal(sent.labels, expected.labels))
 
 
-def _differs_in_values(
-    declared: ObservationModel, task: Task, observation: Observation, model: nn.Module, count: int
-) -> Mismatch | None:
-    """Return how updates for a task differ from the declarations, in `count` runs; the first is repeated."""
-    residuals, first = [], None
-    for seed in range(count):
-        state: dict[str, Any] = {}
-        for again in range(_REPEATS if seed == 0 else 1):
-            own = _seeded(task, seed + 1000 * again).replace(state=state)
-            batch = declared.train_on(_seeded(own, seed))
-            gradient, loss = _gradient(declared, model, own, batch)
-            expected = declared.expect(own.replace(data=batch), gradient, observation, all_stages=True)
-            update = _sent(declared, own, observation)
-            if _changes_other_parts(update, own, loss):
-                return Mismatch.OTHER_PARTS
-            residual = flatten(update.tensors).double() - flatten(expected).double()
-            if declared.noise is None and not residual.norm() <= _SAME * flatten(expected).double().norm():
-                return Mismatch.VALUES
-            if declared.noise is not None:
-                residuals.append(residual)
-                first = first or (own, expected)
-    if first is None:
-        return None
-    noise = torch.stack(residuals)
-    found = _differs_from_density(declared, *first, noise)
-    return found if found or count <= _REPEATS else _has_structure(declared, *first, noise[: len(noise) // 2 * 2])
+def _expected(
+    declared: ObservationModel, task: Task, observation: Observation, model: nn.Module
+) -> tuple[Task, Tensor, Named]:
+    """Return the task with the samples of training, their loss, and the declared update without noise."""
+    own = _seeded(task, 0)
+    own = own.replace(data=declared.train_on(own))
+    gradient, loss = _gradient(declared, model, own)
+    return own, loss, declared.expect(own, gradient, observation, all_stages=True)
 
 
-def _differs_from_density(declared: ObservationModel, task: Task, expected: Named, noise: Tensor) -> Mismatch | None:
-    """Test noise samples (M, D) for the declared density, tensor by tensor, by two shifts of each value."""
-    assert declared.noise is not None
-    _check_form(declared, task, expected, noise)
-    sizes = [tensor.numel() for tensor in expected.values()]
-    widths = _find_widths(declared, task, expected)
-    for name, part in zip(expected, noise.split(sizes, 1), strict=True):
-        noisy = (part != 0).any(0)
-        if not noisy.any():
-            continue
-        ratios = []
-        for draw in part:
-            for shift in (-widths[name], widths[name]):
-                ratios.append(_shifted_ratio(declared, task, expected, name, draw, shift)[noisy])
-        values = torch.cat(ratios)
-        error = values.std() / len(values) ** 0.5
-        if not abs(float(values.mean()) - 1) <= _TOLERANCE + _SIGNIFICANT * float(error):
-            return Mismatch.DENSITY
-    return None
+def _updates(declared: ObservationModel, task: Task, observation: Observation, draws: int) -> Iterator[Update]:
+    """Yield updates of the defences' code with other random numbers. The first two clients share their state."""
+    state: dict[str, Any] = {}
+    for seed in range(draws):
+        yield _sent(declared, _seeded(task, seed).replace(state=state if seed < 2 else {}), observation)
 
 
-def _check_form(declared: ObservationModel, task: Task, expected: Named, noise: Tensor) -> None:
-    """Raise `NotTestable` unless the density is one of each value, and no value has noise only in some updates."""
+def _is_stable(declared: ObservationModel, model: nn.Module, task: Task) -> bool:
+    """Return whether rounding errors of samples hardly change the gradient, unlike with a norm of blank images."""
+    inputs = task.data.inputs
+    if not inputs.is_floating_point():
+        return True
+    noise = torch.rand(inputs.shape, generator=torch.Generator().manual_seed(0)).to(inputs)
+    moved = task.replace(data=task.data._replace(inputs=inputs + _JITTER * noise))
+    (one, _), (other, _) = (_gradient(declared, model, own) for own in (task, moved))
+    return _close(flatten(other), flatten(one))
+
+
+def _check_form(declared: ObservationModel, task: Task, expected: Named) -> None:
+    """Raise `NotTestable` unless the declared density is one of each value."""
     assert declared.noise is not None
     values = declared.noise.log_likelihood(task, expected, expected)
     if {name: part.shape for name, part in values.items()} != {name: t.shape for name, t in expected.items()}:
         raise NotTestable("the density of the noise is one of several values together")
-    unchanged = noise[:, (noise != 0).any(0)] == 0
-    if unchanged.numel() and float(unchanged.double().mean()) > _UNCHANGED:
-        raise NotTestable("the noise leaves some values unchanged")
 
 
-def _find_widths(declared: ObservationModel, task: Task, expected: Named) -> Named:
-    """Return the shift of each value that lowers the log density of zero noise by 1 / 2, by bisection."""
-    assert declared.noise is not None
-    mean = {name: tensor.double() for name, tensor in expected.items()}
-    peak = declared.noise.log_likelihood(task, mean, mean)
-    low = {name: torch.full_like(tensor, -_LOGARITHM) for name, tensor in mean.items()}
-    high = {name: -tensor for name, tensor in low.items()}
-    for _ in range(_HALVINGS):
-        middle = {name: (low[name] + high[name]) / 2 for name in mean}
-        moved = {name: tensor + middle[name].exp() for name, tensor in mean.items()}
-        values = declared.noise.log_likelihood(task, mean, moved)
-        for name in mean:
-            near = values[name] > peak[name] - 0.5
-            low[name] = torch.where(near, middle[name], low[name])
-            high[name] = torch.where(near, high[name], middle[name])
-    return {name: tensor.exp() for name, tensor in high.items()}
+class _Part(NamedTuple):
+    """Numbers of mean 0 and variance 1 for each value, if the declared density is right."""
+
+    numbers: Tensor
+    """(M, D)"""
+    tensor: Tensor
+    """Index of each value's tensor, (D,)."""
 
 
-def _shifted_ratio(
-    declared: ObservationModel, task: Task, expected: Named, name: str, noise: Tensor, shift: Tensor
-) -> Tensor:
-    """Return p(u | m + shift) / p(u | m) for each value of a tensor, (n,)."""
-    assert declared.noise is not None
-    sent = {other: tensor.double() for other, tensor in expected.items()}
-    mean = sent[name]
-    sent[name] = mean + noise.view_as(mean)
-    moved = {other: tensor.double() for other, tensor in expected.items()}
-    near = declared.noise.log_likelihood(task, sent, moved)[name]
-    far = declared.noise.log_likelihood(task, sent, moved | {name: mean + shift})[name]
-    return (far - near).double().flatten().exp()
+class _Noise:
+    """Test of draws of the noise of one task."""
+
+    def __init__(self, declared: ObservationModel, observation: Observation, task: Task, expected: Named) -> None:
+        self.declared, self.observation, self.task = declared, observation, task
+        self.expected = {name: tensor.detach().double() for name, tensor in expected.items()}
+        sizes = [tensor.numel() for tensor in expected.values()]
+        self.tensor = torch.repeat_interleave(torch.tensor(sizes)).to(flatten(self.expected).device)
+        squares = [tensor.square().mean().expand(tensor.numel()) for tensor in self.expected.values()]
+        self.rounding = _ROUNDING * torch.cat(squares).sqrt()
+        self.places = torch.cat([torch.arange(size) for size in sizes]).to(self.tensor.device)
+
+    def mismatch(self, noise: Tensor, rounded: bool) -> Mismatch | None:
+        """Return a property that draws of noise (M, D) do not have; None if the tests find none.
+
+        If `rounded`, each value has two outcomes.
+        """
+        noisy = noise.abs().amax(0) > self.rounding
+        if not noisy.any():
+            return Mismatch.DENSITY if self._lacks_noise(~noisy) else None
+        tested = noisy & self._tested(_TESTED if len(noise) > _REPEATS else _TESTED_AGAIN)
+        if rounded:
+            part = self._by_outcomes(noise, tested)
+        elif self._lacks_noise(~noisy):
+            return Mismatch.DENSITY
+        else:
+            part = self._by_distribution(noise, tested)
+        if part is None:
+            return Mismatch.DENSITY
+        if len(noise) <= _REPEATS or not part.numbers.numel():
+            return None
+        return _find_structure(part, noise[:2, noisy])
+
+    def _tested(self, most: int) -> Tensor:
+        """Return a mask (D,) of all values, or of the first ones of each tensor if there are more than `most`."""
+        if len(self.places) <= most:
+            return torch.ones_like(self.places, dtype=torch.bool)
+        return self.places < most // (int(self.tensor.max()) + 1)
+
+    def has_two_outcomes(self, noise: Tensor) -> bool:
+        """Return whether values have one or two outcomes each in draws of noise (M, D), as by random rounding."""
+        least, most = noise.amin(0), noise.amax(0)
+        equal = torch.minimum(noise - least, most - noise) <= self.rounding
+        return bool((most - least > 2 * self.rounding).any()) and bool(equal.all())
+
+    def _lacks_noise(self, silent: Tensor) -> bool:
+        """Return whether values that are sent exactly, (D,) bool, are declared to have noise."""
+        distance = 10 * self.rounding
+        centre, far = self._log_densities(torch.zeros_like(distance)), self._log_densities(distance)
+        return bool((silent & (distance > 0) & (centre - far < 1)).any())
+
+    def _by_distribution(self, noise: Tensor, noisy: Tensor) -> _Part | None:
+        """Return F - 1/2 of each noisy value, over its deviation; None if F is not uniform."""
+        deviations = torch.where(noisy, noise.square().mean(0).sqrt(), 0.0)
+        step = 2 * _RANGE / _POINTS
+        points = (torch.arange(_POINTS, device=noise.device, dtype=torch.float64) + 0.5) * step - _RANGE
+        rows = [self._log_densities(_CENTRE * point.sinh() * deviations)[noisy] for point in points]
+        logs = torch.stack(rows).nan_to_num(nan=-torch.inf)
+        masses = (logs - logs.amax(0)).exp() * points.cosh()[:, None]
+        distribution = torch.cat([torch.zeros_like(masses[:1]), masses.cumsum(0)])
+        distribution = distribution / distribution[-1]
+        places = (torch.asinh(noise[:, noisy] / deviations[noisy] / _CENTRE) + _RANGE) / step
+        places = places.clamp(0, _POINTS - 1e-6)
+        below = places.long()
+        low, high = distribution.gather(0, below), distribution.gather(0, below + 1)
+        shares = low + (places - below) * (high - low)
+        if not bool(shares.isfinite().all()):
+            return None
+        tensor = self.tensor[noisy]
+        groups = [shares, *(shares[:, tensor == one] for one in tensor.unique())]
+        if any(_is_not_uniform(group.flatten()) for group in groups):
+            return None
+        return _Part((shares - 0.5) * sqrt(12), tensor)
+
+    def _by_outcomes(self, noise: Tensor, noisy: Tensor) -> _Part | None:
+        """Return the standardised outcomes of values with two of them; None if their frequencies are wrong."""
+        least, most = noise.amin(0), noise.amax(0)
+        log_odds = (self._log_densities(most) - self._log_densities(least)).clamp(-50, 50)
+        odds = log_odds.sigmoid()
+        both = noisy & (most - least > 2 * self.rounding)
+        if bool((torch.minimum(odds, 1 - odds)[both] < _UNLIKELY).any()):
+            return None
+        # For other odds, it is likely that only one outcome occurred, which then does not show the second one.
+        used = both & (odds > 0.25) & (odds < 0.75)
+        share = odds[used]
+        numbers = ((most - noise < noise - least)[:, used].double() - share) / (share * (1 - share)).sqrt()
+        if len(noise) > _REPEATS and used.any():
+            excess = float((numbers.sum(0).square() / len(noise)).mean()) - 1
+            if excess > 2 * _TOLERANCE + _SIGNIFICANT * sqrt(2 / int(used.sum())):
+                return None
+        return _Part(numbers, self.tensor[used])
+
+    def _log_densities(self, noise: Tensor) -> Tensor:
+        """Return the declared log density of each value, (D,), for values of the noise (D,)."""
+        sent = unflatten(flatten(self.expected) + noise, self.expected)
+        return flatten(self.declared.log_densities(self.task, sent, self.expected, self.observation)).double()
 
 
-def _has_structure(declared: ObservationModel, task: Task, expected: Named, noise: Tensor) -> Mismatch | None:
-    """Test noise samples (M, D) for a mean and for dependent values, in all tensors together and in each."""
-    scores = torch.stack([_score(declared, task, expected, draw) for draw in noise])
-    if not bool(scores.isfinite().all()):
-        return Mismatch.DENSITY
-    sizes = [tensor.numel() for tensor in expected.values()]
-    for own, drawn in zip((scores, *scores.split(sizes, 1)), (noise, *noise.split(sizes, 1)), strict=True):
-        used = (drawn != 0).any(0)
-        own, drawn = own[:, used], drawn[:, used]
-        if not own.numel():
+def _find_structure(part: _Part, noise: Tensor) -> Mismatch | None:
+    """Test standardised values for their mean and dependence, in all tensors together and in each."""
+    if bool((part.numbers.sum(0).abs() > _MEAN * sqrt(len(part.numbers))).any()):
+        return Mismatch.MEAN
+    if noise.shape[1] >= _ENOUGH and _is_repeated(noise):
+        return Mismatch.REPEATED
+    for numbers in (part.numbers, *(part.numbers[:, part.tensor == one] for one in part.tensor.unique())):
+        if numbers.shape[1] < _ENOUGH:
             continue
-        if (own.sum(0).abs() / own.square().sum(0).sqrt()).nan_to_num().max() > _MEAN:
-            return Mismatch.MEAN
-        if own.shape[1] < _ENOUGH:
-            continue
-        squares = own.square()
-        if _is_correlated(own) or _is_correlated(squares[::2] - squares[1::2]):
+        squares = numbers.square()
+        pairs = len(squares) // 2
+        if _is_correlated(numbers) or _is_correlated(squares[:pairs] - squares[pairs : 2 * pairs]):
             return Mismatch.CORRELATED
-        if _is_repeated(drawn[0]):
-            return Mismatch.REPEATED
     return None
 
 
-def _score(declared: ObservationModel, task: Task, expected: Named, noise: Tensor) -> Tensor:
-    """Return the derivative of the log density with respect to the expected values, (D,), for one noise sample."""
-    assert declared.noise is not None
-    mean = {name: tensor.detach().double().requires_grad_() for name, tensor in expected.items()}
-    sent = unflatten(flatten(mean).detach() + noise, mean)
-    with torch.enable_grad():
-        total = torch.stack([part.sum() for part in declared.noise.log_likelihood(task, sent, mean).values()]).sum()
-        slopes = torch.autograd.grad(total, list(mean.values()), allow_unused=True, materialize_grads=True)
-    return torch.cat([slope.flatten() for slope in slopes])
+def _is_not_uniform(shares: Tensor) -> bool:
+    """Return whether numbers (n,) are not uniform in [0, 1], by the test of Kolmogorov and Smirnov."""
+    count = len(shares)
+    steps = torch.arange(1, count + 1, device=shares.device, dtype=shares.dtype) / count
+    apart = (shares.sort().values - steps).abs().max()
+    return float(apart) > _DISTANCE + _SIGNIFICANT_DISTANCE / sqrt(count)
 
 
 def _is_correlated(values: Tensor) -> bool:
-    """Return whether the inner products of rows (M, D) have another mean or variance than those of independent values.
+    """Return whether the inner products of draws (M, D) have another mean or variance than those of independent values.
 
     Each value has mean 0. The variance of an inner product is then the sum of the squared variances of the values.
     """
@@ -258,23 +343,26 @@ def _is_correlated(values: Tensor) -> bool:
     total = squares.sum(0)
     variance = float((total.square() - squares.square().sum(0)).sum()) / (draws * (draws - 1))
     pairs = len(products) / 2
-    mean = float(products.mean()) * (pairs / variance) ** 0.5
+    mean = float(products.mean()) * sqrt(pairs / variance)
     ratio = float(products.square().mean()) / variance
-    return bool(mean > _SIGNIFICANT or ratio > 1 + _TOLERANCE + _SIGNIFICANT * (2 / pairs) ** 0.5)
+    return mean > _SIGNIFICANT or ratio > 1.0 + _TOLERANCE + _SIGNIFICANT * sqrt(2 / pairs)
 
 
-def _is_repeated(values: Tensor) -> bool:
-    """Return whether many magnitudes of values (D,) occur twice, more than rounding explains."""
-    sizes = values.abs().sort().values
-    near = sizes.diff() <= _EQUAL * sizes[1:]
-    return bool(near.double().mean() > _REPEATED + _EQUAL * len(sizes))
+def _is_repeated(noise: Tensor) -> bool:
+    """Return whether many values have the same magnitude as another one in two draws (2, D), the same one in both."""
+    order = noise[0].abs().argsort()
+    sizes = noise[:, order].abs()
+    same = (sizes.diff(dim=1).abs() <= _EQUAL * sizes[:, 1:]).all(0)
+    return float(same.double().mean()) > _REPEATED
 
 
-def _gradient(declared: ObservationModel, model: nn.Module, task: Task, batch: Batch) -> tuple[Named, Tensor]:
-    """Return the gradient of a batch, or of each of its samples, and the loss."""
-    tensors, loss = gradients.gradient(model, task.weights, dict(task.buffers), batch.inputs, batch.labels)
+def _gradient(declared: ObservationModel, model: nn.Module, task: Task) -> tuple[Named, Tensor]:
+    """Return the gradient of the samples, together or of each, and the loss."""
+    inputs, labels, *_ = task.data
+    with _random_numbers():
+        tensors, loss = gradients.gradient(model, task.weights, task.buffers, inputs, labels)
     if declared.samplewise:
-        tensors = per_sample_gradients(model, task.weights, task.buffers, batch.inputs, batch.labels)
+        tensors = per_sample_gradients(model, task.weights, task.buffers, inputs, labels)
     return tensors, loss
 
 
@@ -283,11 +371,17 @@ def _sent(declared: ObservationModel, task: Task, observation: Observation) -> U
 
     def update(own: Task) -> Update:
         batch = data_method(declared.defences)(own)
-        tensors, loss = gradient_method(declared.defences)(own, own.weights, batch)
+        with _random_numbers():
+            tensors, loss = gradient_method(declared.defences)(own, own.weights, batch)
         scaled = {name: observation.scale * tensor for name, tensor in tensors.items()}
         return Update(own.client, own.round, scaled, own.buffers, len(own.data.labels), loss=float(loss))
 
     return wrap_updates(update, declared.defences)(task)
+
+
+def _random_numbers() -> AbstractContextManager[None]:
+    """Return a context in which a model with dropout uses the same random numbers every time."""
+    return seeds.global_stream("declaration")
 
 
 def _changes_other_parts(update: Update, task: Task, loss: Tensor) -> bool:

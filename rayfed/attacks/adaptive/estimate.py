@@ -1,7 +1,7 @@
 """Maximum-likelihood gradient under noise with a structure, for attacks that read values of a gradient.
 
 Values on which the noise has no effect, such as sums in which it cancels, are kept. Values about which the update says
-nothing become 0 by a weak normal prior. Searches use the density of the noise itself (`passage`).
+nothing are determined by a weak prior for sparse gradients (least absolute values, by reweighted least squares). Searches use the density of the noise itself (`passage`).
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from rayfed.attacks.adaptive.passage import Passage, find_passages
+from rayfed.attacks.adaptive.passage import Passage, find_noise_passage
 from rayfed.gradients import flatten, unflatten
 from rayfed.update import Named, Observation
 
 _PRIOR, _START = 1e-3, 1e-6
 """Standard deviation of the prior, and size of the start, relative to the root mean square of a tensor."""
-_STEPS = 100
-"""Maximum number of steps of L-BFGS."""
+_ROUNDS, _STEPS = 8, 100
+"""Number of reweighted problems, and maximum number of steps of L-BFGS on each."""
 _DRAWS = 4
 """Number of simulated updates for the test of the estimate."""
 _UNLIKELY = 1.0
@@ -31,10 +31,9 @@ def estimate_gradient(observation: Observation, model: nn.Module) -> Observation
 
     The observation is returned unchanged if the update is much less likely than updates simulated for the estimate.
     """
-    passages = find_passages([observation], list(observation.update), model) if observation.update else None
-    if passages is None or not passages[0].structured:
+    passage = find_noise_passage(observation, model)
+    if passage is None:
         return observation
-    [passage] = passages
     try:
         found = _maximise(passage)
         if not bool(flatten(found).isfinite().all()) or not _is_likely(passage, found):
@@ -64,17 +63,28 @@ def _maximise(passage: Passage) -> Named:
     def scale(point: Tensor) -> Named:
         return {name: sizes[name] * tensor for name, tensor in unflatten(point, gradient).items()}
 
-    def objective(point: Tensor) -> Tensor:
-        nats = passage.nats(passage.send(scale(point)))
-        return nats + point.square().sum() / (2 * _PRIOR**2 * passage.silence)
+    weights = torch.ones_like(point)
+    for _ in range(_ROUNDS):
+        point = _minimise(lambda z, own=weights: _objective(passage, scale(z), z, own), point)  # type: ignore[misc]
+        weights = _PRIOR / point.abs().clamp(min=_START)
+    return {name: tensor.detach() for name, tensor in scale(point).items()}
 
-    return {name: tensor.detach() for name, tensor in scale(_minimise(objective, point)).items()}
+
+def _objective(passage: Passage, gradient: Named, point: Tensor, weights: Tensor) -> Tensor:
+    prior = (weights * point.square()).sum() / (2 * _PRIOR**2)
+    return passage.nats(passage.send(gradient)) + prior / passage.silence
 
 
 def _minimise(objective: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
+    """Return the end of a search from `start` by L-BFGS."""
     point = start.clone().requires_grad_()
     optimiser = torch.optim.LBFGS(
-        [point], max_iter=_STEPS, tolerance_grad=0.0, tolerance_change=0.0, line_search_fn="strong_wolfe"
+        [point],
+        max_iter=_STEPS,
+        tolerance_grad=0.0,
+        tolerance_change=0.0,
+        history_size=_STEPS,
+        line_search_fn="strong_wolfe",
     )
 
     def step() -> Tensor:

@@ -227,12 +227,12 @@ class Convolutional(nn.Module):
         image_shape: tuple[int, ...],
         classes: int,
         channels: int = 4,
-        batch_norm: bool = False,
+        norm: bool = False,
         pooled: bool = False,
     ) -> None:
         super().__init__()
         self.conv = nn.Conv2d(image_shape[0], channels, 3, padding=1)
-        self.norm = nn.BatchNorm2d(channels) if batch_norm else nn.Identity()
+        self.norm = nn.BatchNorm2d(channels) if norm else nn.Identity()
         self.act: nn.Module = nn.AvgPool2d(2) if pooled else nn.LeakyReLU()
         features = channels * image_shape[1] * image_shape[2]
         self.first = nn.Linear(features // 4 if pooled else features, WIDTH)

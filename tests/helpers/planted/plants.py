@@ -84,7 +84,7 @@ ARCHITECTURES = (
     Plant("traps, batch 4", "Traps", keys.traps, batch=4),
     Plant("LSTM on images", "Recurrent", keys.recurrent),
     Plant("convolution", "Convolutional", keys.convolution),
-    Plant("convolution, batch norm", "Convolutional", keys.convolution, {"batch_norm": True}),
+    Plant("convolution, batch norm", "Convolutional", keys.convolution, {"norm": True}),
     Plant("convolution, pooled", "Convolutional", keys.dense, {"channels": 16, "pooled": True}),
     Plant("residual network", "Residual", keys.residual),
     Plant("ViT", "Patches", keys.patches),

@@ -1,7 +1,8 @@
 """Maximum-likelihood gradient under noise with a structure, for attacks that read values of a gradient.
 
-Values on which the noise has no effect, such as sums in which it cancels, are kept. Values about which the update says
-nothing are determined by a weak prior for sparse gradients (least absolute values, by reweighted least squares). Searches use the density of the noise itself (`passage`).
+Values on which the noise has no effect, such as sums in which it cancels, are kept. A weak prior for sparse gradients
+(least absolute values, by reweighted least squares) determines the others. Searches use the density of the noise itself
+(`rayfed.attacks.adaptive.passage`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Maximum-likelihood gradient under noise with a structure, for attacks that read values of a gradient.
 
-Values on which the noise has no effect, such as sums in which it cancels, are kept. A weak prior for sparse gradients
-(least absolute values, by reweighted least squares) determines the others. Searches use the density of the noise itself
-(`rayfed.attacks.adaptive.passage`).
+Values on which the noise has no effect, such as sums in which it cancels, are kept. Other values become 0 by a weak
+normal prior. Searches use the density of the noise itself (`rayfed.attacks.adaptive.passage`).
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from rayfed.update import Named, Observation
 
 _PRIOR, _START = 1e-3, 1e-6
 """Standard deviation of the prior, and size of the start, relative to the root mean square of a tensor."""
-_ROUNDS, _STEPS = 8, 100
-"""Number of reweighted problems, and maximum number of steps of L-BFGS on each."""
+_STEPS = 100
+"""Maximum number of steps of L-BFGS."""
 _DRAWS = 4
 """Number of simulated updates for the test of the estimate."""
 _UNLIKELY = 1.0
@@ -64,16 +63,12 @@ def _maximise(passage: Passage) -> Named:
     def scale(point: Tensor) -> Named:
         return {name: sizes[name] * tensor for name, tensor in unflatten(point, gradient).items()}
 
-    weights = torch.ones_like(point)
-    for _ in range(_ROUNDS):
-        point = _minimise(lambda z, own=weights: _objective(passage, scale(z), z, own), point)  # type: ignore[misc]
-        weights = _PRIOR / point.abs().clamp(min=_START)
+    def objective(point: Tensor) -> Tensor:
+        prior = point.square().sum() / (2 * _PRIOR**2)
+        return passage.nats(passage.send(scale(point))) + prior / passage.silence
+
+    point = _minimise(objective, point)
     return {name: tensor.detach() for name, tensor in scale(point).items()}
-
-
-def _objective(passage: Passage, gradient: Named, point: Tensor, weights: Tensor) -> Tensor:
-    prior = (weights * point.square()).sum() / (2 * _PRIOR**2)
-    return passage.nats(passage.send(gradient)) + prior / passage.silence
 
 
 def _minimise(objective: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:

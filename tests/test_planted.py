@@ -42,7 +42,7 @@ def observe_plant(plant: Plant, seed: int = 3) -> tuple[Any, Any, Any, Any]:
     return seen, truth, model, scorer(inputs.scenario, inputs.data)
 
 
-@pytest.mark.parametrize("plant", (*PLANTS, *UNSOUND), ids=lambda plant: plant.name)
+@pytest.mark.parametrize("plant", [*PLANTS, *UNSOUND], ids=lambda plant: plant.name)
 def test_a_key_reads_the_sample_of_every_plant(plant: Plant) -> None:
     seen, truth, model, score = observe_plant(plant)
     assert plant.key is not None
@@ -68,7 +68,7 @@ def test_the_audit_of_a_user_tells_a_plant_from_a_control(plant: Plant) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plant", (*PLANTS, *CONTROLS), ids=lambda plant: plant.name)
+@pytest.mark.parametrize("plant", [*PLANTS, *CONTROLS], ids=lambda plant: plant.name)
 def test_the_audit_finds_plants_and_no_controls(plant: Plant) -> None:
     check_audit(plant)
 

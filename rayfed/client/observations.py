@@ -21,6 +21,7 @@ from rayfed.attacks.fit import fit_of, judged
 from rayfed.attacks.mixed import unmixed
 from rayfed.client import plan
 from rayfed.client.grants.candidates import KINDS
+from rayfed.client.grants.code import for_true_samples
 from rayfed.client.local import batches, local_training, trained_samples
 from rayfed.client.runtime import ClientRuntime
 from rayfed.client.views import Sight
@@ -62,7 +63,7 @@ class ObservationBuilder:
         """
         observed = self._begin(observed)
         seen, _ = _build_observation(observed)
-        fit, fits, nats = fit_of(inputs, labels, unmixed(seen), observed.asked().model)
+        fit, fits, nats = fit_of(inputs, labels, for_true_samples(observed, unmixed(seen)), observed.asked().model)
         return judged(Reconstruction(inputs, labels, fit=fit, fits=fits, nats=nats), truth.fit, truth.fits, truth.nats)
 
     def _begin(self, observed: ObservedClient) -> ObservedClient:
@@ -133,7 +134,7 @@ def _explained(observed: ObservedClient, observation: Observation, truth: Truth)
     trained = torch.cat(list(batches(len(observed.indices), observed.training, asked.order)))
     places = trained.unique(return_inverse=True)[1].to(truth.labels.device)
     inputs, labels = truth.inputs[places], truth.labels[places]  # in the order of the batch, which a model may use
-    seen, model = unmixed(observation), asked.model
+    seen, model = for_true_samples(observed, unmixed(observation)), asked.model
     if "observation_model" in seen.extra:
         seen, model = seen.extra["observation_model"].reveal(seen, model)
     fit, fits, nats = fit_of(inputs, labels, seen, model)

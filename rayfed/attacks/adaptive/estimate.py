@@ -1,7 +1,7 @@
 """Maximum-likelihood gradient under noise with a structure, for attacks that read values of a gradient.
 
-Values on which the noise has no effect, such as sums in which it cancels, are kept. Values about which the update says
-nothing become 0 by a weak normal prior. Searches use the density of the noise itself (`passage`).
+Values on which the noise has no effect, such as sums in which it cancels, are kept. Other values become 0 by a weak
+normal prior. Searches use the density of the noise itself (`rayfed.attacks.adaptive.passage`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from rayfed.attacks.adaptive.passage import Passage, find_passages
+from rayfed.attacks.adaptive.passage import Passage, find_noise_passage
 from rayfed.gradients import flatten, unflatten
 from rayfed.update import Named, Observation
 
@@ -31,10 +31,9 @@ def estimate_gradient(observation: Observation, model: nn.Module) -> Observation
 
     The observation is returned unchanged if the update is much less likely than updates simulated for the estimate.
     """
-    passages = find_passages([observation], list(observation.update), model) if observation.update else None
-    if passages is None or not passages[0].structured:
+    passage = find_noise_passage(observation, model)
+    if passage is None:
         return observation
-    [passage] = passages
     try:
         found = _maximise(passage)
         if not bool(flatten(found).isfinite().all()) or not _is_likely(passage, found):
@@ -65,16 +64,23 @@ def _maximise(passage: Passage) -> Named:
         return {name: sizes[name] * tensor for name, tensor in unflatten(point, gradient).items()}
 
     def objective(point: Tensor) -> Tensor:
-        nats = passage.nats(passage.send(scale(point)))
-        return nats + point.square().sum() / (2 * _PRIOR**2 * passage.silence)
+        prior = point.square().sum() / (2 * _PRIOR**2)
+        return passage.nats(passage.send(scale(point))) + prior / passage.silence
 
-    return {name: tensor.detach() for name, tensor in scale(_minimise(objective, point)).items()}
+    point = _minimise(objective, point)
+    return {name: tensor.detach() for name, tensor in scale(point).items()}
 
 
 def _minimise(objective: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
+    """Return the end of a search from `start` by L-BFGS."""
     point = start.clone().requires_grad_()
     optimiser = torch.optim.LBFGS(
-        [point], max_iter=_STEPS, tolerance_grad=0.0, tolerance_change=0.0, line_search_fn="strong_wolfe"
+        [point],
+        max_iter=_STEPS,
+        tolerance_grad=0.0,
+        tolerance_change=0.0,
+        history_size=_STEPS,
+        line_search_fn="strong_wolfe",
     )
 
     def step() -> Tensor:

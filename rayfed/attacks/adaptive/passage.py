@@ -77,6 +77,16 @@ def find_passages(
     return tuple(found)
 
 
+def find_noise_passage(observation: Observation, model: nn.Module) -> Passage | None:
+    """Return the passage of a gradient if the declared noise has a structure; None otherwise."""
+    declared = observation.extra.get("observation_model")
+    if declared is None or declared.inverted or not observation.update:
+        return None
+    if observation.earlier or observation.local.steps > 1 or not _has_structure(declared, observation, model):
+        return None
+    return _passage(declared, observation, model, structured=True)
+
+
 def _passage(declared: Any, observation: Observation, model: nn.Module, structured: bool) -> Passage:
     task = declared.blank_task(observation, model)
     passage = Passage(declared, task, observation, structured)
@@ -89,7 +99,8 @@ def _passage(declared: Any, observation: Observation, model: nn.Module, structur
 def _has_structure(declared: Any, observation: Observation, model: nn.Module) -> bool:
     """Return whether the density of the noise differs between values, or whether values depend on each other.
 
-    Otherwise, the derivative of the log density of permuted residuals is permuted in the same way.
+    Otherwise, the derivative of the log density of permuted residuals is permuted in the same way, and does not change
+    with other residuals.
     """
     if declared.noise is None or (declared.samplewise and observation.batch_size > 1):
         return False
@@ -97,6 +108,8 @@ def _has_structure(declared: Any, observation: Observation, model: nn.Module) ->
     update = observation.update
     residuals = torch.randn(flatten(update).shape, generator=torch.Generator().manual_seed(0)).to(flatten(update))
     order = torch.randperm(len(residuals), generator=torch.Generator().manual_seed(1)).to(residuals.device)
+
+    half = order < len(order) / 2
 
     def score(values: Tensor) -> Tensor:
         expected = {name: torch.zeros_like(tensor).requires_grad_() for name, tensor in update.items()}
@@ -107,9 +120,11 @@ def _has_structure(declared: Any, observation: Observation, model: nn.Module) ->
     try:
         with torch.enable_grad():
             scores, permuted = score(residuals), score(residuals[order])
+            alone = score(residuals.where(half, 0.0))
     except Exception:  # code of users may raise anything
         return False
-    return bool((permuted - scores[order]).norm() > _EQUAL * scores.norm())
+    moved, changed = (permuted - scores[order]).norm(), (alone - scores)[half].norm()
+    return bool(torch.maximum(moved, changed) > _EQUAL * scores.norm())
 
 
 def _slopes(total: Tensor, tensors: Named) -> Sequence[Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
 
@@ -18,8 +19,10 @@ if TYPE_CHECKING:
     from rayfed.defences.base import Defence
     from rayfed.update import Observation, Update
 
-_built: WeakKeyDictionary[ClientRuntime, dict[str, tuple[nn.Module, tuple[Defence, ...]]]] = WeakKeyDictionary()
-"""Models and defences by arm, used only with samples of attackers."""
+_built: WeakKeyDictionary[ClientRuntime, dict[tuple[str, bool], tuple[nn.Module, tuple[Defence, ...]]]] = (
+    WeakKeyDictionary()
+)
+"""Models and defences by arm, and by whether they are used with true samples or only with samples of attackers."""
 _checked: WeakKeyDictionary[ClientRuntime, dict[str, tuple[Reason | None, str]]] = WeakKeyDictionary()
 """Results of `_check` by arm."""
 
@@ -50,17 +53,27 @@ class KnownCode(Grant):
         return {"observation_model": found}
 
 
-def _attackers_arm(observed: ObservedClient) -> tuple[nn.Module, tuple[Defence, ...]]:
+def for_true_samples(observed: ObservedClient, observation: Observation) -> Observation:
+    """Return an observation with other defences in its model, as those of the attacker must not see true samples."""
+    declared = observation.extra.get("observation_model")
+    if declared is None:
+        return observation
+    _, defences = _attackers_arm(observed, with_truth=True)
+    return replace(observation, extra=observation.extra | {"observation_model": replace(declared, defences=defences)})
+
+
+def _attackers_arm(observed: ObservedClient, with_truth: bool = False) -> tuple[nn.Module, tuple[Defence, ...]]:
     """Return a model and defences built for the attacker, as the client's defences may hold its samples."""
     from rayfed.client.arm import build_arm
 
     runtime, name = observed.runtime, observed.visit.arm
     known = _built.setdefault(runtime, {})
-    if name not in known:
+    key = name, with_truth
+    if key not in known:
         data = runtime.data
         arm = build_arm(observed.arm.spec, data.sample, len(data.classes), runtime.scenario.seed)
-        known[name] = arm.model.to(runtime.device), arm.defences
-    return known[name]
+        known[key] = arm.model.to(runtime.device), arm.defences
+    return known[key]
 
 
 def _is_approximate(observed: ObservedClient, defences: tuple[Defence, ...]) -> bool:

@@ -91,34 +91,6 @@ class KnownNoise(OnUpdate):
 
 
 @component
-class Factors(OnUpdate):
-    """Multiply each value by a factor whose seed is the client's number."""
-
-    def transform(self, task: Task, tensors: Named) -> Named:
-        drawn = draw_like(tensors, task.client)
-        return {name: tensor * drawn[name].exp() for name, tensor in tensors.items()}
-
-
-@component
-class Rows(OnUpdate):
-    """Multiply each row of a matrix, and its bias, by a factor whose seed is the client's number."""
-
-    def change(self, name: str, tensor: Tensor, task: Task) -> Tensor:
-        factors = torch.rand(len(tensor), generator=seeded(1000 * task.client + len(tensor))) + 0.5
-        return tensor * factors.to(tensor).view(-1, *[1] * (tensor.ndim - 1))
-
-
-@component
-class Layered(OnUpdate):
-    """Multiply each tensor by a constant, and clip the norm."""
-
-    def transform(self, task: Task, tensors: Named) -> Named:
-        scaled = {name: tensor * 3.0**k for k, (name, tensor) in enumerate(tensors.items())}
-        size = gradients.norm(scaled)
-        return {name: tensor / size for name, tensor in scaled.items()}
-
-
-@component
 class Clipped(OnUpdate):
     """Clip each tensor, without noise."""
 
@@ -174,14 +146,6 @@ class Mirrored(OnUpdate):
 
 
 @component
-class Sums(OnUpdate):
-    """Send the running sums of each tensor's values."""
-
-    def change(self, name: str, tensor: Tensor, task: Task) -> Tensor:
-        return tensor.flatten().cumsum(0).view_as(tensor)
-
-
-@component
 class NewWeights(OnUpdate):
     """Send the weights after a step instead of the gradient."""
 
@@ -214,14 +178,6 @@ def gradient_of(task: Task, inputs: Tensor, labels: Tensor) -> Named:
 
 
 # Known changes of samples.
-
-
-@component
-class OtherLabels(OnData):
-    """Train with the next class as label."""
-
-    def transform_data(self, task: Task, batch: Batch) -> Batch:
-        return batch._replace(labels=(batch.labels + 1) % task.classes)
 
 
 @component

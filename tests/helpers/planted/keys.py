@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -23,9 +22,9 @@ Key = Callable[[Observation, Any], Tensor]
 Undo = Callable[[Named, Observation, Any], Named]
 
 
-def read_input(sent: Named, layer: str = "first.", suffix: str = "") -> Tensor:
-    """Return the input of a linear layer, (D,), from the row with the largest bias: dL/dW_j = (dL/db_j) x."""
-    weight, bias = sent[f"{layer}weight{suffix}"], sent[f"{layer}bias{suffix}"]
+def read_input(sent: Named) -> Tensor:
+    """Return the input of the first linear layer, (D,), from the row with the largest bias: dL/dW_j = (dL/db_j) x."""
+    weight, bias = sent["first.weight"], sent["first.bias"]
     row = int(bias.abs().argmax())
     return weight[row].double() / bias[row].double()
 
@@ -51,10 +50,10 @@ def as_sample(values: Tensor, seen: Observation) -> Tensor:
     return values.detach().view(1, *seen.sample.shape).float()
 
 
-def dense(seen: Observation, model: Any, layer: str = "first.", suffix: str = "") -> Tensor:
+def dense(seen: Observation, model: Any) -> Tensor:
     """Compute the layer's input, and invert the affine map before it."""
     matrix, shift = affine_map(model.front, seen)
-    return solve(matrix, read_input(seen.gradient, layer, suffix) - shift, seen)
+    return solve(matrix, read_input(seen.gradient) - shift, seen)
 
 
 def after(undo: Undo) -> Key:
@@ -137,18 +136,6 @@ def convolution(seen: Observation, model: Any) -> Tensor:
     return solve(matrix, before - shift, seen)
 
 
-def residual(seen: Observation, model: Any) -> Tensor:
-    """Invert the blocks by iteration: x = y - f(x) is a contraction."""
-    state = as_sample(read_input(seen.gradient), seen)
-    with torch.no_grad():
-        for block in reversed(model.blocks):
-            image = state
-            for _ in range(60):
-                image = state - 0.2 * block(image).tanh()
-            state = image
-    return state
-
-
 def patches(seen: Observation, model: Any) -> Tensor:
     """Solve D^T X = dW for the patches X, where D, the gradient of the positions, is that of the embedded patches."""
     slope = seen.gradient["places"][0, 1:].double()
@@ -198,28 +185,11 @@ def levels(seen: Observation, model: Any) -> Tensor:
     return as_sample(seen.gradient["table.weight"].norm(dim=1).view(-1, 17).argmax(1) / 16, seen)
 
 
-def waves(seen: Observation, model: Any) -> Tensor:
-    """Compute the angle of the slowest wave."""
-    sine, cosine = read_input(seen.gradient).view(6, 2, -1)[0]
-    return as_sample(torch.atan2(sine, cosine).remainder(2 * torch.pi) / 3.1, seen)
-
-
 def low_rank(seen: Observation, model: Any) -> Tensor:
     """Divide by the gradient of the thin layer's output, which follows from the gradient of the second bias."""
     slopes = seen.gradient["up.bias"] @ seen.weights["up.weight"]
     row = int(slopes.abs().argmax())
     return as_sample(seen.gradient["down.weight"][row] / slopes[row], seen)
-
-
-def normed(seen: Observation, model: Any) -> Tensor:
-    """Add the parts of the image along a row's direction and across, from the gradients of its length and direction."""
-    path, sent = "first.parametrizations.weight.original", seen.gradient
-    row = int(sent["first.bias"].abs().argmax())
-    slope, length = sent["first.bias"][row], seen.weights[f"{path}0"][row, 0]
-    vector = seen.weights[f"{path}1"][row]
-    along = sent[f"{path}0"][row, 0] / slope * vector / vector.norm()
-    across = sent[f"{path}1"][row] * vector.norm() / (length * slope)
-    return as_sample(along + across, seen)
 
 
 def squares(seen: Observation, model: Any) -> Tensor:
@@ -237,14 +207,6 @@ def norm_alone(seen: Observation, model: Any) -> Tensor:
     return as_sample(torch.linalg.lstsq(system, -bias[:, None]).solution[:-2, 0], seen)
 
 
-def slopes_alone(seen: Observation, model: Any) -> Tensor:
-    """Divide the gradient of the slopes by that of the biases, which gives the inputs of units below 0."""
-    ratios = (seen.gradient["rectified.weight"] / seen.gradient["bias"]).double()
-    below = ratios < 0
-    target = model.rectified.weight.double() * ratios - model.bias.double() - model.frozen.bias.double()
-    return solve(model.frozen.weight.double()[below], target[below], seen)
-
-
 # Keys of defences.
 
 
@@ -258,17 +220,6 @@ def without_number(update: Named, seen: Observation, model: Any) -> Named:
     """Subtract the most frequent value of the first weight, as ReLU units without a gradient send only the noise."""
     number = update["first.weight"].flatten().mode().values
     return {name: tensor - number for name, tensor in update.items()}
-
-
-def without_factors(update: Named, seen: Observation, model: Any) -> Named:
-    """Divide by the factors of the client's number."""
-    drawn = draw_like(update, seen.victim)
-    return {name: tensor / drawn[name].exp() for name, tensor in update.items()}
-
-
-def without_layers(update: Named, seen: Observation, model: Any) -> Named:
-    """Divide each tensor by its constant."""
-    return {name: tensor / 3.0**k for k, (name, tensor) in enumerate(update.items())}
 
 
 def without_public(update: Named, seen: Observation, model: Any) -> Named:
@@ -294,11 +245,6 @@ def mirrored(update: Named, seen: Observation, model: Any) -> Named:
         plane = torch.randn(tensor.shape, generator=seeded(11))
         found[name] = tensor - 2 * plane * (plane * tensor).sum() / plane.square().sum()
     return found
-
-
-def differences(update: Named, seen: Observation, model: Any) -> Named:
-    """Take the differences of running sums."""
-    return {n: t.flatten().diff(prepend=t.new_zeros(1)).view_as(t) for n, t in update.items()}
 
 
 def without_weights(update: Named, seen: Observation, model: Any) -> Named:
@@ -386,7 +332,3 @@ def low_rank_noise(seen: Observation, model: Any) -> Tensor:
         left = weight[row] - (noise @ solution)[:, 0]
         factors = left.abs().clamp(min=1e-9).rsqrt()
     return as_sample(left / bias[row], seen)
-
-
-recurrent = partial(dense, layer="layer.", suffix="_ih_l0")
-"""Key of a recurrent layer that reads the image in its first step."""

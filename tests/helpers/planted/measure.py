@@ -1,6 +1,6 @@
 """Run the audit on the planted leaks and controls, and print the share of plants found.
 
-    python -m tests.helpers.planted.measure [--only PATTERN ...] [--seed 0] [--minutes 0.4] [--out FOLDER]
+python -m tests.helpers.planted.measure [--only PATTERN ...] [--seed 0] [--minutes 0.4] [--out FOLDER]
 """
 
 from __future__ import annotations

@@ -120,20 +120,6 @@ class Traps(Dense):
             self.rest[1].weight.copy_(torch.randn(classes, 1).expand(classes, units) / 50)
 
 
-class Recurrent(nn.Module):
-    """An LSTM that reads the whole image in one step."""
-
-    def __init__(self, image_shape: tuple[int, ...], classes: int) -> None:
-        super().__init__()
-        self.front, self.layer = nn.Flatten(), nn.LSTM(prod(image_shape), 32, batch_first=True)
-        self.head = nn.Linear(32, classes)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        features, _ = self.layer(self.front(inputs)[:, None])
-        logits: Tensor = self.head(features[:, 0])
-        return logits
-
-
 class Levels(Dense):
     """A trained vector for each of 17 levels of each pixel, before a linear layer."""
 
@@ -149,22 +135,6 @@ class Levels(Dense):
         return logits
 
 
-class Waves(Dense):
-    """Sines and cosines of each pixel at six frequencies, before a linear layer."""
-
-    def __init__(self, image_shape: tuple[int, ...], classes: int) -> None:
-        super().__init__(image_shape, classes)
-        self.first = nn.Linear(12 * prod(image_shape), WIDTH)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        features = []
-        for octave in range(6):
-            angles = 2.0**octave * 3.1 * inputs.flatten(1)
-            features += [angles.sin(), angles.cos()]
-        logits: Tensor = self.rest(self.first(torch.cat(features, 1)))
-        return logits
-
-
 class LowRank(nn.Module):
     """A linear layer whose matrix is the product of two thin matrices."""
 
@@ -175,19 +145,6 @@ class LowRank(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         logits: Tensor = self.head(self.up(self.down(inputs.flatten(1))).tanh())
-        return logits
-
-
-class Normed(nn.Module):
-    """A linear layer with weight normalisation."""
-
-    def __init__(self, image_shape: tuple[int, ...], classes: int) -> None:
-        super().__init__()
-        self.first = nn.utils.parametrizations.weight_norm(nn.Linear(prod(image_shape), WIDTH))
-        self.head = nn.Linear(WIDTH, classes)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.first(inputs.flatten(1)).tanh())
         return logits
 
 
@@ -227,12 +184,12 @@ class Convolutional(nn.Module):
         image_shape: tuple[int, ...],
         classes: int,
         channels: int = 4,
-        batch_norm: bool = False,
+        norm: bool = False,
         pooled: bool = False,
     ) -> None:
         super().__init__()
         self.conv = nn.Conv2d(image_shape[0], channels, 3, padding=1)
-        self.norm = nn.BatchNorm2d(channels) if batch_norm else nn.Identity()
+        self.norm = nn.BatchNorm2d(channels) if norm else nn.Identity()
         self.act: nn.Module = nn.AvgPool2d(2) if pooled else nn.LeakyReLU()
         features = channels * image_shape[1] * image_shape[2]
         self.first = nn.Linear(features // 4 if pooled else features, WIDTH)
@@ -244,23 +201,6 @@ class Convolutional(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         logits: Tensor = self.rest(self.first(self.front(inputs)))
-        return logits
-
-
-class Residual(nn.Module):
-    """Two residual blocks with small branches, so that each block can be inverted by iteration."""
-
-    def __init__(self, image_shape: tuple[int, ...], classes: int) -> None:
-        super().__init__()
-        channels = image_shape[0]
-        self.blocks = nn.ModuleList(nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2))
-        self.first = nn.Linear(prod(image_shape), WIDTH)
-        self.rest = nn.Sequential(nn.Tanh(), nn.Linear(WIDTH, classes))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        for block in self.blocks:
-            inputs = inputs + 0.2 * block(inputs).tanh()
-        logits: Tensor = self.rest(self.first(inputs.flatten(1)))
         return logits
 
 
@@ -293,21 +233,6 @@ class NormAlone(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.head(self.norm(self.frozen(images.flatten(1))).tanh())
-        return logits
-
-
-class SlopesAlone(nn.Module):
-    """A frozen layer and a frozen head. Only the biases and negative slopes between them are trained."""
-
-    def __init__(self, image_shape: tuple[int, ...], classes: int) -> None:
-        super().__init__()
-        self.frozen = nn.Linear(prod(image_shape), 4 * prod(image_shape)).requires_grad_(False)
-        self.bias = nn.Parameter(torch.zeros(self.frozen.out_features))
-        self.rectified = nn.PReLU(self.frozen.out_features)
-        self.head = nn.Linear(self.frozen.out_features, classes).requires_grad_(False)
-
-    def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.rectified(self.frozen(images.flatten(1)) + self.bias))
         return logits
 
 
@@ -355,20 +280,15 @@ class Added(nn.Module):
 
 
 class Flat(nn.Module):
-    """Texts: a linear layer on all positions together, of one-hot vectors or of trained vectors of tokens."""
+    """Texts: a linear layer on the vectors of all positions together."""
 
-    def __init__(self, image_shape: tuple[int, ...], classes: int, vocabulary: int = 300, one_hot: bool = False) -> None:
+    def __init__(self, image_shape: tuple[int, ...], classes: int, vocabulary: int = 300) -> None:
         super().__init__()
-        self.vocabulary, self.table = vocabulary, None if one_hot else nn.Embedding(vocabulary, 16)
-        self.first = nn.Linear((vocabulary if one_hot else 16) * image_shape[0], 32)
-        self.head = nn.Linear(32, classes)
+        self.table = nn.Embedding(vocabulary, 16)
+        self.first, self.head = nn.Linear(16 * image_shape[0], 32), nn.Linear(32, classes)
 
     def forward(self, texts: Tensor) -> Tensor:
-        if self.table is None:
-            vectors = nn.functional.one_hot(texts, self.vocabulary).float()
-        else:
-            vectors = self.table(texts)
-        logits: Tensor = self.head(self.first(vectors.flatten(1)).tanh())
+        logits: Tensor = self.head(self.first(self.table(texts).flatten(1)).tanh())
         return logits
 
 

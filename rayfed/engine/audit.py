@@ -139,7 +139,7 @@ def _section_of_instance(model: nn.Module) -> dict[str, Any]:
     bare = unwrap(model)
     if type(bare).__module__.partition(".")[0] == "torch":
         raise UserError(
-            f"model: {type(bare).__name__} is a class of PyTorch, which gives no layers without arguments: write a class "
+            f"model: {type(bare).__name__} is a class of PyTorch, which has no layers without arguments: write a class "
             f"that can be called without arguments and makes these layers"
         )
     file = Path(mkdtemp(prefix="rayfed-model-"), "weights.pt")

@@ -1,10 +1,10 @@
-"""Observation model of an update: what the victim's defences do to a gradient, as the attacker knows it.
+"""Observation model of an update: the change of a gradient by the victim's defences, as far as the attacker knows it.
 
 The model is composed of the declarations of the defences: `transform_data`, `transform` and `log_likelihood`
 (`rayfed.defences.base.Defence`). Defences of gradients come first, then those of updates, each in the order of the
 scenario. At most one of them may add noise; a later one may only remove values.
 
-If a defence declares nothing, its code is run in place of the declaration. The search may then find the sample, but its
+If a defence declares nothing, its code is run instead. The search may then find the sample, but its
 end says nothing about the true sample.
 """
 
@@ -34,14 +34,14 @@ class ObservationModel:
     """How an update arises from samples, as far as the victim's defences say."""
 
     defences: tuple[Defence, ...]
-    """Defences built for the attacker, so that they hold nothing of the victim."""
+    """Defences built for the attacker, without data of the victim."""
     clients_per_round: int = 1
     approximate: bool = False
     """Whether the true samples need not have the largest likelihood, so that a search cannot be compared with them."""
     reason: Reason | None = None
     """Reason why the model says nothing about the true sample; None if the declarations are complete and correct."""
     detail: str = ""
-    """What the reason is about, such as the name of a defence."""
+    """Subject of the reason, such as the name of a defence."""
 
     @cached_property
     def stages(self) -> tuple[Defence, ...]:
@@ -192,7 +192,7 @@ class ObservationModel:
         return place
 
     def _transform_each(self, stage: Defence, task: Task, tensors: Named) -> Named:
-        """Return what a defence makes of the gradients (N, ...) of single samples, before a `samplewise` defence."""
+        """Apply a defence before a `samplewise` one to the gradients (N, ...), sample by sample."""
         sent = []
         for row in torch.arange(len(task.data.labels), device=task.data.labels.device).split(1):
             own = task.replace(data=task.data.rows(row))
@@ -200,14 +200,14 @@ class ObservationModel:
         return {name: torch.stack([one[name] for one in sent]) for name in tensors}
 
     def _transform(self, stage: Defence, task: Task, tensors: Named) -> Named:
-        """Return what a defence makes of tensors, by its declaration or else by its code."""
+        """Apply a defence to tensors, by its declaration or else by its code."""
         if stage.is_declared:
             return stage.transform(task, tensors)
         return run_defences([stage], task, tensors, torch.zeros(())).tensors
 
 
 def run_defences(defences: Sequence[Defence], task: Task, gradient: Named, loss: Tensor) -> Update:
-    """Return the update that the code of defences sends, with `gradient` in place of the gradient of the samples."""
+    """Return the update that the code of defences sends, with `gradient` instead of the gradient of the samples."""
 
     def computed(inner: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
         return gradient, loss

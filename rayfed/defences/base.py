@@ -185,13 +185,13 @@ class Defence:
 
     @property
     def is_declared(self) -> bool:
-        """Return whether the defence declares what it does, in the class that does it or in a subclass of it."""
+        """Return whether each change of the defence is declared in the same class, or in a subclass of it."""
         hooks = [hook for hook in _CHANGES if self.overrides(hook)]
         declared = _place(type(self), "transform"), _place(type(self), "transform_data")
         return all(min(declared) <= _place(type(self), hook) for hook in hooks)
 
     def transform(self, task: Task, tensors: Named) -> Named:
-        """Declare what the defence sends for the tensors of a gradient or update, without its noise.
+        """Declare the tensors that the defence sends for those of a gradient or update, without its noise.
 
         The result is differentiable with respect to the tensors. A defence that rounds or removes values returns its
         exact values with the derivative of the identity (`rayfed.defences.declarations.straight_through`). `task` is
@@ -259,7 +259,7 @@ class Defence:
 
 
 _CHANGES = "adapt_model", "wrap_data", "wrap_gradient", "wrap_update"
-"""Hooks that change what a client sends; a defence that overrides one of them declares the change."""
+"""Hooks that change the update of a client; a defence that overrides one of them declares the change."""
 
 
 def _place(defence: type, hook: str) -> int:

@@ -107,7 +107,7 @@ class InstaHide(Defence):
         return data
 
     def _noise(self, task: Task, batch: Batch) -> Batch:
-        """Return images of noise, with the labels of the batch, in place of the client's other samples."""
+        """Return images of noise, with the labels of the batch, instead of the client's other samples."""
         rows = torch.arange(self.least_samples, device=batch.labels.device) % len(batch.labels)
         like = batch.inputs.detach()[rows]
         return Batch(torch.rand(like.shape, generator=task.generator).to(like), batch.labels[rows])

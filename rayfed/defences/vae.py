@@ -59,7 +59,7 @@ class Vae(Defence):
         return True
 
     def transform_data(self, task: Task, batch: Batch) -> Batch:
-        """Return the batch unchanged, which is what an exact autoencoder returns without noise."""
+        """Return the batch unchanged, as an exact autoencoder without noise does."""
         return Batch(batch.inputs, batch.labels)
 
     def wrap_data(self, next: DataMethod) -> DataMethod:

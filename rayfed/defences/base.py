@@ -201,7 +201,7 @@ class Defence:
         return tensors
 
     def log_likelihood(self, task: Task, sent: Named, expected: Named) -> Named:
-        """Declare the noise: the log density of each sent value, for the result `expected` of `transform`.
+        """Declare the noise: the log density of each sent value, given the result `expected` of `transform`.
 
         Terms that do not depend on `expected` may be left out. If only some parameters of the defence add noise,
         override `adds_noise`, too.

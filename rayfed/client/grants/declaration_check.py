@@ -73,7 +73,7 @@ class Mismatch(StrEnum):
     OTHER_PARTS = "buffers, loss or number of samples are changed"
     MEAN = "the mean of the noise is not zero"
     DENSITY = "the noise does not have the density of `log_likelihood`"
-    CORRELATED = "values of the noise depend on each other, or on something besides the generator of the task"
+    CORRELATED = "values of the noise depend on each other, or on something other than the generator of the task"
     REPEATED = "values of the noise are repeated"
 
 
@@ -320,7 +320,7 @@ def _is_not_uniform(shares: Tensor) -> bool:
 
 
 def _is_correlated(values: Tensor) -> bool:
-    """Return whether the inner products of vectors (M, D) have another mean or variance than those of independent values.
+    """Return whether products of vectors (M, D) have another mean or variance than those of independent values.
 
     Each value has mean 0. The variance of an inner product is then the sum of the squared variances of the values.
     """

@@ -38,7 +38,7 @@ class ObservationModel:
     """How an update arises from samples, as far as the victim's defences say."""
 
     defences: tuple[Defence, ...]
-    """Defences built for the attacker, so that they hold nothing of the victim."""
+    """Defences built for the attacker, without data of the victim."""
     clients_per_round: int = 1
     approximate: bool = False
     """Whether the true samples need not have the largest likelihood, so that a search cannot be compared with them."""

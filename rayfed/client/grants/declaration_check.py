@@ -1,14 +1,14 @@
 """Test of the declarations of a user's defences against their code, on samples and random numbers of the attacker.
 
 The code of each defence is run in other rounds, for other clients, weights and samples, and twice with the same state.
-Without noise, the update must be what `transform` returns. With noise, the distribution function F of each value is
-computed from `log_likelihood`. Several draws of the update are then tested for these properties of independent noise
-with the declared density:
+Without noise, the update must equal the result of `transform`. With noise, the distribution function F of each value is
+computed from `log_likelihood`. Several updates are then tested for these properties of independent noise with the
+declared density:
 
 - F(value) is uniform in [0, 1] (Kolmogorov-Smirnov).
 - The mean of F(value) - 1/2 is 0 for each value.
-- Two draws x and y of d numbers F - 1/2 have x . y / d of mean 0 and variance tr(C^2) / d^2, with the covariances C of
-  different values. It is the variance for independent values only if these are 0. The same holds for the squares.
+- Let x and y be the vectors of F - 1/2 of two updates. Then x . y has mean 0 and variance tr(C^2), with the covariance
+  matrix C of the values. It equals that of independent values only if C is diagonal. The squares are tested as well.
 - Few values are the same as another one, up to the sign.
 
 Values that are rounded at random, with two outcomes each, have the declared frequencies instead of the first property.
@@ -34,7 +34,7 @@ from rayfed.gradients import flatten, per_sample_gradients, unflatten
 from rayfed.update import Named, Observation, Update
 
 _DRAWS, _FEWER_DRAWS, _MANY_VALUES = 64, 16, 2**20
-"""Number of draws of noise, and the number for more than `_MANY_VALUES` values."""
+"""Number of updates with noise, and the number for more than `_MANY_VALUES` values."""
 _JITTER = 1e-6
 """Size of the test of rounding errors, in units of the range of a pixel."""
 _REPEATS = 3
@@ -73,7 +73,7 @@ class Mismatch(StrEnum):
     OTHER_PARTS = "buffers, loss or number of samples are changed"
     MEAN = "the mean of the noise is not zero"
     DENSITY = "the noise does not have the density of `log_likelihood`"
-    CORRELATED = "values of the noise depend on each other, or on something besides the generator of the task"
+    CORRELATED = "values of the noise depend on each other, or on something other than the generator of the task"
     REPEATED = "values of the noise are repeated"
 
 
@@ -211,7 +211,7 @@ class _Part(NamedTuple):
 
 
 class _Noise:
-    """Test of draws of the noise of one task."""
+    """Test of the noise of one task."""
 
     def __init__(self, declared: ObservationModel, observation: Observation, task: Task, expected: Named) -> None:
         self.declared, self.observation, self.task = declared, observation, task
@@ -223,7 +223,7 @@ class _Noise:
         self.places = torch.cat([torch.arange(size) for size in sizes]).to(self.tensor.device)
 
     def mismatch(self, noise: Tensor, rounded: bool) -> Mismatch | None:
-        """Return a property that draws of noise (M, D) do not have; None if the tests find none.
+        """Return a property that samples of noise (M, D) do not have; None if the tests find none.
 
         If `rounded`, each value has two outcomes.
         """
@@ -250,7 +250,7 @@ class _Noise:
         return self.places < most // (int(self.tensor.max()) + 1)
 
     def has_two_outcomes(self, noise: Tensor) -> bool:
-        """Return whether values have one or two outcomes each in draws of noise (M, D), as by random rounding."""
+        """Return whether values have one or two outcomes each in samples of noise (M, D), as by random rounding."""
         least, most = noise.amin(0), noise.amax(0)
         equal = torch.minimum(noise - least, most - noise) <= self.rounding
         return bool((most - least > 2 * self.rounding).any()) and bool(equal.all())
@@ -333,7 +333,7 @@ def _is_not_uniform(shares: Tensor) -> bool:
 
 
 def _is_correlated(values: Tensor) -> bool:
-    """Return whether the inner products of draws (M, D) have another mean or variance than those of independent values.
+    """Return whether products of vectors (M, D) have another mean or variance than those of independent values.
 
     Each value has mean 0. The variance of an inner product is then the sum of the squared variances of the values.
     """
@@ -349,7 +349,7 @@ def _is_correlated(values: Tensor) -> bool:
 
 
 def _is_repeated(noise: Tensor) -> bool:
-    """Return whether many values have the same magnitude as another one in two draws (2, D), the same one in both."""
+    """Return whether many values have the same magnitude as another one in two updates (2, D), the same one in both."""
     order = noise[0].abs().argsort()
     sizes = noise[:, order].abs()
     same = (sizes.diff(dim=1).abs() <= _EQUAL * sizes[:, 1:]).all(0)

@@ -30,10 +30,13 @@ from rayfed.defences.refiner import Refiner
 from rayfed.defences.top_k import TopK
 from rayfed.gradients import flatten, gradient, per_sample_gradients, unflatten
 from rayfed.models.build import build_model
+from rayfed.registry import component
 from rayfed.scenario import Training
 from rayfed.update import LocalTraining, Named, Observation, Update
 from tests.attack_fixtures import digit, observed
 from tests.component_fixtures import variants
+
+pytestmark = pytest.mark.engine
 
 MORE: dict[str, list[dict[str, Any]]] = {
     "ats": [{"policy": "0"}, {"policy": "0-7+3"}],
@@ -526,3 +529,34 @@ def test_a_right_declaration_is_not_contradicted(defence: Defence, seeds: int) -
     for seed in range(seeds):
         assert mismatch(defence, 300, seed) is None
     assert mismatch(defence, 100_000) is None
+
+
+@component
+class RandomShare(Defence):
+    """Removal of values, at random or depending on the samples."""
+
+    secret: bool = False
+
+    def transform(self, task: Task, tensors: Named) -> Named:
+        """Return the tensors, of which some are removed."""
+        return tensors
+
+    def exposed(self, update: Update) -> Named:
+        """Return a mask of the values that were sent."""
+        return {name: tensor != 0 for name, tensor in update.tensors.items()}
+
+    def wrap_update(self, next: UpdateMethod) -> UpdateMethod:
+        """Remove values."""
+
+        def update(task: Task) -> Update:
+            sent = next(task)
+            drawn = torch.Generator().manual_seed(int(1e6 * task.data.inputs.sum())) if self.secret else task.generator
+            kept = {n: t * (torch.rand(t.shape, generator=drawn) < 0.5) for n, t in sent.tensors.items()}
+            return replace(sent, tensors=kept)
+
+        return update
+
+
+@pytest.mark.parametrize(("secret", "found"), [(False, None), (True, Mismatch.VALUES)])
+def test_values_may_be_removed_at_random_but_not_by_the_samples(secret: bool, found: Mismatch | None) -> None:
+    assert mismatch(RandomShare(secret=secret), 300) == found

@@ -263,6 +263,11 @@ class ObservationModel:
         return {name: tensor / observation.scale for name, tensor in sent.items()}
 
     @property
+    def only_removes(self) -> bool:
+        """Return whether all defences only remove values."""
+        return bool(self.stages) and self._removing == 0
+
+    @property
     def _removing(self) -> int:
         """Return the place of the first of the last defences that only remove values, which shows in the update."""
         place = len(self.stages)

@@ -86,11 +86,11 @@ def _minimise(objective: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
     def step() -> Tensor:
         optimiser.zero_grad()
         value = objective(point)
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         return value
 
     with torch.enable_grad():
-        optimiser.step(step)  # type: ignore[no-untyped-call]
+        optimiser.step(step)
     return point.detach()
 
 

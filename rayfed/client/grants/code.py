@@ -59,7 +59,7 @@ def for_true_samples(observed: ObservedClient, observation: Observation) -> Obse
     if declared is None:
         return observation
     _, defences = _attackers_arm(observed, with_truth=True)
-    return replace(observation, extra=observation.extra | {"observation_model": replace(declared, defences=defences)})
+    return replace(observation, extra={**observation.extra, "observation_model": replace(declared, defences=defences)})
 
 
 def _attackers_arm(observed: ObservedClient, with_truth: bool = False) -> tuple[nn.Module, tuple[Defence, ...]]:

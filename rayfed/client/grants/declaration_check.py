@@ -16,7 +16,7 @@ Values that are rounded at random, with two outcomes each, have the declared fre
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from enum import StrEnum
@@ -98,7 +98,7 @@ def find_mismatch(declared: ObservationModel, observation: Observation, model: n
 
 
 def _find_mismatch_of_one(declared: ObservationModel, observation: Observation, model: nn.Module) -> Mismatch | None:
-    rounded = False
+    rounded, removal = False, _Removal()
     for place, task in enumerate(_tasks(declared, observation, model)):
         if _differs_in_samples(declared, task):
             return Mismatch.SAMPLES
@@ -106,14 +106,16 @@ def _find_mismatch_of_one(declared: ObservationModel, observation: Observation, 
         if place and not _is_stable(declared, model, own):
             continue
         draws = _draws(declared, task) if place == 0 else _REPEATS
-        residuals = []
+        updates = []
         for update in _updates(declared, task, observation, draws):
             if _changes_other_parts(update, task, loss):
                 return Mismatch.OTHER_PARTS
-            residuals.append(flatten(update.tensors).double() - flatten(expected).double())
-        noise = torch.stack(residuals)
+            updates.append(flatten(update.tensors).double())
+        exact = flatten(expected).double()
+        noise = torch.stack(updates) - exact
         if declared.noise is None:
-            if not noise.norm(dim=1).max() <= _SAME * flatten(expected).double().norm():
+            equal = bool(noise.norm(dim=1).max() <= _SAME * exact.norm())
+            if not (equal or (declared.only_removes and removal.is_random(updates, exact))):
                 return Mismatch.VALUES
             continue
         _check_form(declared, own, expected)
@@ -124,6 +126,23 @@ def _find_mismatch_of_one(declared: ObservationModel, observation: Observation, 
         if found:
             return found
     return None
+
+
+class _Removal:
+    """Removal of values at random, in the same places for other samples and the same random numbers."""
+
+    def __init__(self) -> None:
+        self._first: list[tuple[Tensor, Tensor]] = []
+
+    def is_random(self, updates: Sequence[Tensor], expected: Tensor) -> bool:
+        """Return whether the sent values (D,) are the expected ones, and do not depend on the samples."""
+        absent = expected == 0
+        removed = [update == 0 for update in updates]
+        if any(not _close(u[~gone], expected[~gone]) for u, gone in zip(updates, removed, strict=True)):
+            return False
+        self._first = self._first or [(gone, absent) for gone in removed]
+        pairs = zip(removed, self._first, strict=False)
+        return all(bool(((gone == first) | absent | unknown).all()) for gone, (first, unknown) in pairs)
 
 
 def _draws(declared: ObservationModel, task: Task) -> int:

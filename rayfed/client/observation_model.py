@@ -209,7 +209,7 @@ class ObservationModel:
         return {name: float((sent[name] - expected[name]).double().square().sum()) for name in own}
 
     def send_noisy(self, task: Task, expected: Named, seed: int) -> Named:
-        """Return an update with noise of the attacker, for the tensors that enter the noise."""
+        """Return an update with noise of the attacker on the given tensors."""
         assert self.noise is not None
         own = task.replace(generator=torch.Generator().manual_seed(seed), state={})
         return run_defences([self.noise], own, expected, torch.zeros(())).tensors

@@ -182,7 +182,6 @@ class Undeclared(Defence):
         (f"{DEFENCES}:NoiseOn", ("code",), None),
         (f"{DEFENCES}:InProportion", ("code",), None),
         (f"{DEFENCES}:OneNumber", ("code",), Reason.DECLARATION_NOT_TESTED),
-        (f"{DEFENCES}:Signs", ("code",), Reason.DECLARATION_NOT_TESTED),
         (f"{DEFENCES}:WrongNoise", ("code",), Reason.DECLARATION_WRONG),
         (f"{DEFENCES}:WrongOrder", ("code",), Reason.DECLARATION_WRONG),
         (f"{DEFENCES}:WrongPixels", ("code",), Reason.DECLARATION_WRONG),

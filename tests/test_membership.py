@@ -104,7 +104,7 @@ def test_who_has_the_defences_code_finds_members_that_others_do_not() -> None:
         return guess.scores  # type: ignore[union-attr]
 
     bare, blind, informed = scores("none"), scores("x"), scores("x", "defence", "code")
-    assert float((informed - bare).norm()) < 0.01 * float(bare.norm()) < float((blind - bare).norm())
+    assert float((informed - bare).norm()) < 0.05 * float(bare.norm()) < float((blind - bare).norm())
 
 
 def test_lira_trains_its_shadows_behind_the_defence_that_it_knows() -> None:

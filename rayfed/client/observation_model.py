@@ -61,6 +61,11 @@ class ObservationModel:
         return next((stage for stage in reversed(self.stages) if stage.adds_noise), None)
 
     @property
+    def of_gradients(self) -> bool:
+        """Return whether a defence changes the gradient of each step."""
+        return any(stage.overrides("wrap_gradient") for stage in self.stages)
+
+    @property
     def samplewise(self) -> bool:
         """Return whether a defence changes the gradient of each sample."""
         return any(stage.samplewise for stage in self.stages)
@@ -204,7 +209,7 @@ class ObservationModel:
         return {name: float((sent[name] - expected[name]).double().square().sum()) for name in own}
 
     def send_noisy(self, task: Task, expected: Named, seed: int) -> Named:
-        """Return an update with noise of the attacker, for the tensors that enter the noise."""
+        """Return an update with noise of the attacker on the given tensors."""
         assert self.noise is not None
         own = task.replace(generator=torch.Generator().manual_seed(seed), state={})
         return run_defences([self.noise], own, expected, torch.zeros(())).tensors
@@ -304,8 +309,10 @@ def run_defences(defences: Sequence[Defence], task: Task, gradient: Named, loss:
 
 
 def _as_update(gradient: Named, observation: Observation) -> Named:
-    """Return the update of one local step with a gradient."""
+    """Return the update of one local step with a gradient, or of several steps with their scaled sum."""
     local = observation.local
+    if local.steps > 1:
+        return {name: observation.scale * tensor for name, tensor in gradient.items()}
     if local.clip_norm is not None:
         gradient = clipped(gradient, local.clip_norm)
     if local.weight_decay:

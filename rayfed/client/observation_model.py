@@ -146,10 +146,14 @@ class ObservationModel:
         return tensors if of_update else _as_update(tensors, observation)
 
     def sent_values(self, update: Named, observation: Observation) -> Named:
-        """Return masks of the values that the last defences, which only remove values, have sent."""
+        """Return masks of the values that the last defences, which only remove values, have sent.
+
+        Values that are not 0 count as sent, whatever `exposed` returns.
+        """
         removing = self.stages[self._removing :]
         whole = Update(observation.victim, observation.round, update, {}, observation.batch_size, loss=0.0)
-        return LeftAlone(removing)(whole)
+        exposed = LeftAlone(removing)(whole)
+        return {name: exposed[name] | (tensor != 0) for name, tensor in update.items()}
 
     def log_densities(self, task: Task, update: Named, expected: Named, observation: Observation) -> Named:
         """Return the log density of each value of an update for the result of `expect`, up to a constant.

@@ -139,7 +139,13 @@ def _solve_affine(function: Map, target: Tensor) -> Tensor | None:
         return None
     # values that the map does not determine remain 0.5
     found, residual = solve(lambda raised: function(raised - 0.5), target, target.shape, affine=True)
-    return found - 0.5 if residual <= _SAME else None
+    if residual > _SAME:
+        return None
+    found = found - 0.5
+    # A second solution, of the remaining difference, removes most of the rounding errors of the first.
+    made = function(found)
+    rest, _ = solve(lambda raised: function(found + raised - 0.5) - made, target - made, target.shape, affine=True)
+    return found + rest - 0.5
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:

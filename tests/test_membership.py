@@ -96,7 +96,7 @@ def test_the_control_is_a_coin_where_members_differ_in_nothing_else(score: str) 
 
 def test_who_has_the_defences_code_finds_members_that_others_do_not() -> None:
     """On which gates on membership rest: noise drawn from a client's number hides members from the blind alone."""
-    h = runtime(1, arms="{none: [], x: [{name: 'tests.helpers.planted.defences:KnownNoise', sigma: 0.1}]}")
+    h = runtime(1, arms="{none: [], x: [{name: 'tests.helpers.planted.defences:KnownNoise'}]}")
 
     def scores(arm: str, *knowledge: str) -> torch.Tensor:
         seen, _ = observed(h, 3, arm, knowledge=["candidates", *knowledge])

@@ -90,6 +90,9 @@ def preimage(function: Map, target: Tensor, draw: Callable[..., Tensor]) -> Tens
     """
     generator = torch.Generator().manual_seed(0)
     one, other = draw(2, len(target), generator=generator).to(target)
+    offset = function(torch.zeros_like(target))
+    if _alike(function(one) - offset, one):
+        return target - offset if offset.any() else None  # exact, also for values that were 0
     half = torch.rand(len(target), generator=generator).to(target) < 0.5
     together = function(torch.where(half, one, other))
     apart = torch.where(half, function(one), function(other))
@@ -139,13 +142,7 @@ def _solve_affine(function: Map, target: Tensor) -> Tensor | None:
         return None
     # values that the map does not determine remain 0.5
     found, residual = solve(lambda raised: function(raised - 0.5), target, target.shape, affine=True)
-    if residual > _SAME:
-        return None
-    found = found - 0.5
-    # A second solution, of the remaining difference, removes most of the rounding errors of the first.
-    made = function(found)
-    rest, _ = solve(lambda raised: function(found + raised - 0.5) - made, target - made, target.shape, affine=True)
-    return found + rest - 0.5
+    return found - 0.5 if residual <= _SAME else None
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:

@@ -85,11 +85,9 @@ class OnData(Defence):
 class KnownNoise(OnUpdate):
     """Add noise whose seed is the client's number."""
 
-    sigma: float = 1.0
-
     def transform(self, task: Task, tensors: Named) -> Named:
         drawn = draw_like(tensors, task.client)
-        return {name: tensor + self.sigma * drawn[name] for name, tensor in tensors.items()}
+        return {name: tensor + drawn[name] for name, tensor in tensors.items()}
 
 
 @component

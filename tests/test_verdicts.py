@@ -63,8 +63,8 @@ def test_a_state_for_each_arm_of_any_run() -> None:
     assert of(row("bare", 30.0))["noise"].state == "not measured"
 
 
-def step_of(rows: list[dict[str, Any]], scenario: dict[str, Any] = SCENARIO, **left_out: bool) -> NextStep | None:
-    return decide_next_step(collect_evidence(scenario, rows, []), **left_out)
+def step_of(rows: list[dict[str, Any]], scenario: dict[str, Any] = SCENARIO) -> NextStep | None:
+    return decide_next_step(collect_evidence(scenario, rows, []))
 
 
 def test_the_table_of_verdicts() -> None:
@@ -305,16 +305,14 @@ def test_an_arm_whose_labels_are_recovered_says_so_whatever_its_state() -> None:
     assert labels["noise"].by_chance
 
 
-def test_what_was_planned_to_be_left_out_and_played_after_all_is_no_next_step() -> None:
+def test_more_time_is_the_next_step_for_attacks_that_were_left_out() -> None:
     both = [row("bare", 30.0), row("noise", 9.0)]
     scenario = {**SCENARIO, "arms": {"bare": [], "noise": ARMS["noise"]}}
-    all_run, samples_left = (step_of(both, scenario, time_known=True, samples_left_out=few) for few in (False, True))
-    assert all_run == NextStep(Step.ATTACK_LONGER, ("noise",))
-    assert samples_left == NextStep(Step.ATTACK_ALL_SAMPLES)
+    assert step_of(both, scenario) == NextStep(Step.ATTACK_LONGER, ("noise",))
     late = row("noise", None, "tag", status=UNPLAYED, message=WANT_OF_TIME)
     assert step_of([*both, late], scenario) == NextStep(Step.RUN_LEFT_OUT)
     leaks = [row("bare", 30.0), row("noise", 30.0), late]
-    assert step_of(leaks, scenario, time_known=True) == NextStep(Step.CHANGE_DEFENCE), "as more time would"
+    assert step_of(leaks, scenario) == NextStep(Step.CHANGE_DEFENCE), "as more time would"
 
 
 def test_the_next_step_for_a_near_reconstruction_is_to_look_at_it() -> None:

@@ -52,8 +52,8 @@ class ObservationModel:
     @cached_property
     def stages(self) -> tuple[Defence, ...]:
         """Return the defences of tensors in the order in which they act."""
-        own = [defence for defence in self.defences if defence.overrides("wrap_gradient", "wrap_update")]
-        return tuple(sorted(own, key=lambda defence: not defence.overrides("wrap_gradient")))
+        acting = [defence for defence in self.defences if defence.overrides("wrap_gradient", "wrap_update")]
+        return tuple(sorted(acting, key=lambda defence: not defence.overrides("wrap_gradient")))
 
     @property
     def noise(self) -> Defence | None:
@@ -61,7 +61,7 @@ class ObservationModel:
         return next((stage for stage in reversed(self.stages) if stage.adds_noise), None)
 
     @property
-    def of_gradients(self) -> bool:
+    def changes_gradients(self) -> bool:
         """Return whether a defence changes the gradient of each step."""
         return any(stage.overrides("wrap_gradient") for stage in self.stages)
 
@@ -88,9 +88,10 @@ class ObservationModel:
         """Return whether the true samples have the largest likelihood."""
         return not self.approximate and not self.has_latents and self.reason is None
 
-    def task(self, observation: Observation, model: nn.Module, inputs: Tensor, labels: Tensor, seed: int = 0) -> Task:
+    def task(self, observation: Observation, model: nn.Module, inputs: Tensor, labels: Tensor) -> Task:
         """Return the victim's task with samples (N, *shape) and random numbers of the attacker, and without state."""
-        public = observation.extra.get("public")
+        # Grants stay on their device when an observation is moved to a GPU.
+        public = [part.to(inputs.device) for part in observation.extra.get("public") or ()]
         return Task(
             client=observation.victim,
             round=observation.round,
@@ -98,22 +99,22 @@ class ObservationModel:
             weights={name: tensor.clone() for name, tensor in observation.weights.items()},
             buffers={name: tensor.clone() for name, tensor in observation.buffers.items()},
             data=Batch(inputs, labels, places=torch.arange(len(labels), device=labels.device)),
-            generator=torch.Generator().manual_seed(seed),
-            order=seed,
+            generator=torch.Generator().manual_seed(0),
+            order=0,
             public=Batch(*public) if public else None,
             classes=observation.classes,
             batch_size=observation.batch_size,
             clients_per_round=self.clients_per_round,
         )
 
-    def blank_task(self, observation: Observation, model: nn.Module, seed: int = 0) -> Task:
+    def blank_task(self, observation: Observation, model: nn.Module) -> Task:
         """Return the victim's task with blank samples."""
         samples = observation.batch_size
         device = next(iter(observation.weights.values())).device
         shape = observation.places or ((observation.classes,) if observation.has_numbers else ())
         labels = torch.zeros(samples, *shape, dtype=torch.float32 if observation.has_numbers else torch.int64)
         inputs = observation.sample.blank(samples)
-        return self.task(observation, model, inputs.to(device), labels.to(device), seed)
+        return self.task(observation, model, inputs.to(device), labels.to(device))
 
     def fresh(self, task: Task) -> Task:
         """Return a task with the first random numbers again, and without state."""
@@ -215,8 +216,8 @@ class ObservationModel:
     def send_noisy(self, task: Task, expected: Named, seed: int) -> Named:
         """Return an update with noise of the attacker on the given tensors."""
         assert self.noise is not None
-        own = task.replace(generator=torch.Generator().manual_seed(seed), state={})
-        return run_defences([self.noise], own, expected, torch.zeros(())).tensors
+        task = task.replace(generator=torch.Generator().manual_seed(seed), state={})
+        return run_defences([self.noise], task, expected, torch.zeros(())).tensors
 
     def noise_free(self, observation: Observation, model: nn.Module) -> Named:
         """Return masks of the values that defences have sent without noise."""

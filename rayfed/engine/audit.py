@@ -75,7 +75,7 @@ class Budget:
     evaluations: int | None = None
     """Evaluations of the objective per search; then there is no time limit."""
 
-    def of_set(self, sets: int) -> Deadline:
+    def deadline_of_next(self, sets: int) -> Deadline:
         """Return the deadline of the attacks on the next set of weights, if `sets` sets are left."""
         if self.evaluations is not None:
             return Deadline()
@@ -114,7 +114,7 @@ def audit(
     attacked += [(f"the weights of {run}", run, arm)] if run else []
     audited = []
     for place, (weights, source, learnt) in enumerate(attacked):
-        deadline = budget.of_set(len(attacked) - place)
+        deadline = budget.deadline_of_next(len(attacked) - place)
         with watch() as progress:
             progress.noted, progress.deadline = inputs.remarks, deadline.ends
             attack_round = AuditRound(plan, changes, deadline, budget.evaluations, progress)

@@ -25,13 +25,10 @@ from rayfed.store.folder import REPORT, RunFolder
 class RunRecorder:
     """Writer that stores a run's results in its folder."""
 
-    def __init__(self, folder: RunFolder, kind: RunKind, rounds: int, **told: str | None) -> None:
-        """Initialise a recorder that writes into `folder`, and the texts `told` into the folder's status.json.
-
-        These are the attacked `weights` of a run without training.
-        """
+    def __init__(self, folder: RunFolder, kind: RunKind, rounds: int, weights: str | None = None) -> None:
+        """Initialise a recorder that writes into `folder`; `weights` describes the attacked ones without training."""
         self._folder, self._kind, self._rounds = folder, kind, rounds
-        self._told = {name: said for name, said in told.items() if said}
+        self._weights = {"weights": weights} if weights else {}
         self._done, self._text, self._progress = 0, StringIO(), Progress()
         if folder.exists("log.txt"):
             self._text.write(folder.read_text("log.txt"))
@@ -110,7 +107,7 @@ class RunRecorder:
     def _status(self, state: exits.Exit, error: str | None = None) -> None:
         rounds = {"rounds_done": self._done, "rounds": self._rounds}
         said = {"error": error and plain(error), "advice": exits.advice(state, self._kind)}
-        status = {"kind": self._kind, "state": state, **rounds, **self._told, **said}
+        status = {"kind": self._kind, "state": state, **rounds, **self._weights, **said}
         self._folder.write_text("status.json", json.dumps(status, indent=2))
 
     def _judge(self, reports: bool) -> None:

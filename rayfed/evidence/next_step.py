@@ -32,8 +32,6 @@ class Step(StrEnum):
     """Check the results of membership attacks against a bound."""
     CHANGE_DEFENCE = "change_defence"
     """Try another defence, because every arm leaks."""
-    ATTACK_ALL_SAMPLES = "attack_all_samples"
-    """Give the time to attack all samples that were requested."""
     RUN_LEFT_OUT = "run_left_out"
     """Give the time to run the attacks that were left out."""
     REMOVE_REASON = "remove_reason"
@@ -64,13 +62,9 @@ class NextStep:
 
 @dataclass(frozen=True)
 class Situation:
-    """Verdicts of a run, and the parts that an audit left out for lack of time."""
+    """Verdicts of a run."""
 
     evidence: RunEvidence
-    time_known: bool
-    """Whether it is known how much time all attacks need."""
-    samples_left_out: bool
-    """Whether fewer samples were attacked than requested."""
 
     @property
     def states(self) -> set[State]:
@@ -93,11 +87,9 @@ class Situation:
         return is_undefended(self.evidence.scenario, arm)
 
 
-def decide_next_step(
-    evidence: RunEvidence, time_known: bool = False, samples_left_out: bool = False
-) -> NextStep | None:
+def decide_next_step(evidence: RunEvidence) -> NextStep | None:
     """Return the next step by the first rule of `RULES` that applies; None if every arm has a result."""
-    situation = Situation(evidence, time_known, samples_left_out)
+    situation = Situation(evidence)
     only_membership = _check_membership(situation)
     if only_membership or not evidence.attacks:
         return only_membership
@@ -124,13 +116,9 @@ def _every_arm_leaks(situation: Situation) -> NextStep | None:
 
 
 def _time_was_short(situation: Situation) -> NextStep | None:
-    """Samples or attacks were left out for lack of time."""
-    attacks = situation.evidence.attacks
-    not_run = any(row["status"] == UNPLAYED for row in attacks)
-    if situation.time_known and situation.samples_left_out and not not_run:
-        return NextStep(Step.ATTACK_ALL_SAMPLES)
-    arms_left_out = {verdict.arm for verdict in situation.evidence.verdicts} > {row["arm"] for row in attacks}
-    return NextStep(Step.RUN_LEFT_OUT) if not_run or (situation.time_known and arms_left_out) else None
+    """Attacks were left out for lack of time."""
+    not_run = any(row["status"] == UNPLAYED for row in situation.evidence.attacks)
+    return NextStep(Step.RUN_LEFT_OUT) if not_run else None
 
 
 def _reason_to_remove(situation: Situation) -> NextStep | None:

@@ -144,7 +144,7 @@ class PaillierScheme:
             plaintexts = self.lanes.pack(vector + units * self.offset)
         else:
             plaintexts = [int(v) % keys.public.n for v in vector]
-        return self._written(self._encrypted(pair, plaintexts))
+        return self._written(self._encrypt(pair, plaintexts))
 
     def decrypt(self, pair: bytes, ciphertexts: Sequence[bytes], size: int, units: int) -> np.ndarray:
         """Decrypt ciphertexts to (size,) int64, or to Python integers if values are not packed.
@@ -154,7 +154,7 @@ class PaillierScheme:
         keys, _ = parsed(pair)
         if len(ciphertexts) != -(-size // (self.lanes.count if self.lanes else 1)):
             raise ProtectionError("an encrypted sum is truncated, or has too many parts; the round is not applied")
-        plaintexts = self._decrypted(keys, self._read(ciphertexts))
+        plaintexts = self._decrypt(keys, self._read(ciphertexts))
         if not self.lanes:
             half = keys.public.n // 2
             return np.array([int(m) if m <= half else int(m - keys.public.n) for m in plaintexts], object)
@@ -164,24 +164,24 @@ class PaillierScheme:
 
     def add(self, public: bytes, left: Sequence[bytes], right: Sequence[bytes]) -> tuple[bytes, ...]:
         """Add two encrypted vectors, with one multiplication per ciphertext."""
-        return self._written(self._added(_public_key(public), self._read(left), self._read(right)))
+        return self._written(self._add(_public_key(public), self._read(left), self._read(right)))
 
     def times(self, public: bytes, ciphertexts: Sequence[bytes], factor: int) -> tuple[bytes, ...]:
         """Multiply an encrypted vector by a whole number, with one exponentiation per ciphertext."""
-        return self._written(self._multiplied(_public_key(public), self._read(ciphertexts), factor))
+        return self._written(self._multiply(_public_key(public), self._read(ciphertexts), factor))
 
-    def _encrypted(self, pair: bytes, plaintexts: Sequence[int]) -> list[mpz]:
+    def _encrypt(self, pair: bytes, plaintexts: Sequence[int]) -> list[mpz]:
         keys, obfuscators = parsed(pair)
         made = (obfuscators() if self.table else keys.obfuscators)(len(plaintexts))
         return keys.encrypt(plaintexts, made)
 
-    def _decrypted(self, keys: KeyPair, ciphertexts: Sequence[mpz]) -> list[mpz]:
+    def _decrypt(self, keys: KeyPair, ciphertexts: Sequence[mpz]) -> list[mpz]:
         return keys.decrypt(ciphertexts)
 
-    def _added(self, key: PublicKey, left: Sequence[mpz], right: Sequence[mpz]) -> list[mpz]:
+    def _add(self, key: PublicKey, left: Sequence[mpz], right: Sequence[mpz]) -> list[mpz]:
         return key.add(left, right)
 
-    def _multiplied(self, key: PublicKey, ciphertexts: Sequence[mpz], factor: int) -> list[mpz]:
+    def _multiply(self, key: PublicKey, ciphertexts: Sequence[mpz], factor: int) -> list[mpz]:
         return key.times(ciphertexts, factor)
 
     def _written(self, numbers: Sequence[mpz]) -> tuple[bytes, ...]:
@@ -200,16 +200,16 @@ class PaillierScheme:
 class PheScheme(PaillierScheme):
     """Encryption of integer vectors by the package phe."""
 
-    def _encrypted(self, pair: bytes, plaintexts: Sequence[int]) -> list[mpz]:
+    def _encrypt(self, pair: bytes, plaintexts: Sequence[int]) -> list[mpz]:
         return reference.encrypt(parsed(pair)[0].public, plaintexts)
 
-    def _decrypted(self, keys: KeyPair, ciphertexts: Sequence[mpz]) -> list[mpz]:
+    def _decrypt(self, keys: KeyPair, ciphertexts: Sequence[mpz]) -> list[mpz]:
         return reference.decrypt(keys, ciphertexts)
 
-    def _added(self, key: PublicKey, left: Sequence[mpz], right: Sequence[mpz]) -> list[mpz]:
+    def _add(self, key: PublicKey, left: Sequence[mpz], right: Sequence[mpz]) -> list[mpz]:
         return reference.add(key, left, right)
 
-    def _multiplied(self, key: PublicKey, ciphertexts: Sequence[mpz], factor: int) -> list[mpz]:
+    def _multiply(self, key: PublicKey, ciphertexts: Sequence[mpz], factor: int) -> list[mpz]:
         return reference.times(key, ciphertexts, factor)
 
 

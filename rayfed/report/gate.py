@@ -25,7 +25,6 @@ from rayfed.report.text.baseline import change_details_text, change_reasons_text
 from rayfed.report.text.formats import NONE
 from rayfed.report.text.gate import bound_text, by_text, check_text, details_text, reasons_text, value_text
 from rayfed.report.text.next_step import next_step_text
-from rayfed.store import exits
 from rayfed.store.folder import RunFolder
 from rayfed.version import __version__
 
@@ -62,16 +61,7 @@ class Gated:
     @cached_property
     def next_step(self) -> str:
         """Return the user's next step towards a verdict; empty if every arm has a verdict."""
-        return next_step_text(self.inputs.evidence, self._status.get("enough"), self.fewer)
-
-    @property
-    def fewer(self) -> str | None:
-        """Return a note if fewer samples were attacked than requested, otherwise None."""
-        return self._status.get("fewer")
-
-    @cached_property
-    def _status(self) -> Mapping[str, Any]:
-        return exits.status(self.folder)
+        return next_step_text(self.inputs.evidence)
 
     @cached_property
     def names(self) -> list[str]:
@@ -128,7 +118,6 @@ class Ruling:
         for run, checks in zip(self.runs, self.checks, strict=True):
             if checks:
                 lines += [f"Gate on {run.weights}", *_check_lines(checks)]
-                lines += [f"   {run.fewer}, because of the time limit"] if run.fewer else []
         if self.changes:
             lines += ["Changes since the baseline", *_change_lines(self.changes)]
         allowed = " (allowed by --allow-unmeasured)" if self.passed and self.verdict == GateVerdict.NOT_MEASURED else ""

@@ -60,12 +60,12 @@ class Card:
 
 def make_verdict_section(data: RunData, advice: str, failures: Sequence[str], url: str) -> VerdictSection:
     """Return the section; `advice` is the next step for a run that did not finish, `url` its folder in commands."""
-    evidence, status = data.evidence, data.status
+    evidence = data.evidence
     step = f"Next: {advice}." if advice else ""
     commands: list[str] = []
     if not advice:
         run = None if data.is_audit else url
-        step, *commands = next_step_text(evidence, status.get("enough"), status.get("fewer"), run).splitlines() or [""]
+        step, *commands = next_step_text(evidence, run).splitlines() or [""]
     return VerdictSection(
         headline=headline(data.scenario, evidence.verdicts),
         next_step=step,

@@ -391,9 +391,8 @@ class RunView:
             self._warn_of_samples()
 
     def _say_audit(self, weights: str) -> None:
-        left: Mapping[str, Any] = {}
         if self._folder:  # its scenario has the iterations of the last pass
-            self._scenario, left = self._folder.scenario(), status(self._folder)
+            self._scenario = self._folder.scenario()
         self.say()
         self.say((f"Attacked: {weights}", "bold"))
         evidence = self._read_evidence()
@@ -403,7 +402,7 @@ class RunView:
             title = "Attackers: non-adaptive, adaptive, and adaptive with the labels given"
             self._say_table(title, attackers_table(found, changed, evidence.criterion))
         self._say_legend(evidence)
-        self._say_next(next_step_text(evidence, left.get("enough"), left.get("fewer")))
+        self._say_next(next_step_text(evidence))
 
     def _say_proved(self) -> None:
         """Print the results of attacks that have a proved bound, with the bound, and the attacks without one."""

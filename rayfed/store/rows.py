@@ -14,8 +14,8 @@ from rayfed.store.typed import Int32, column, key
 
 _REASON = (
     "why an attack could not use an update fully: 'encrypted' or 'masked' (the attacker cannot read it), "
-    "'code_not_run' or 'code_partly_used' (of the defences), or 'buffers_not_solved' (the returned buffers "
-    "could determine the samples, but no samples were found that fit); null for another reason"
+    "'undeclared', 'declaration_wrong' or 'declaration_not_tested' (of a defence), or 'buffers_not_solved' (the "
+    "returned buffers could determine the samples, but no samples were found that fit); null for another reason"
 )
 
 

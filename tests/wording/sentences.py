@@ -192,8 +192,7 @@ def _on_next_steps() -> Iterator[tuple[str, str]]:
         for reason in next_steps._REASONS if step == Step.REMOVE_REASON else (None,):
             made = NextStep(step, ("noise", "prune"), reason, nothing_leaks=True)
             name = f"step {step.name}" + (f" {reason.name}" if reason else "")
-            yield name, next_steps._step_text(made, scenario, "--minutes 9", "4 of 8 samples attacked", "RUN")
+            yield name, next_steps._step_text(made, scenario, "RUN")
     search = NextStep(Step.SEARCH_LONGER)
-    yield "step SEARCH_LONGER without a search", next_steps._step_text(search, {}, None, None, "RUN")
-    yield "step SEARCH_LONGER of an audit", next_steps._step_text(search, {}, None, None, None)
-    yield "step RUN_LEFT_OUT", next_steps._step_text(NextStep(Step.RUN_LEFT_OUT), {}, None, None, None)
+    yield "step SEARCH_LONGER without a search", next_steps._step_text(search, {}, "RUN")
+    yield "step SEARCH_LONGER of an audit", next_steps._step_text(search, {}, None)

@@ -38,7 +38,7 @@ def invert_defences(observation: Observation, model: nn.Module) -> Observation:
     declared = observation.extra.get("observation_model")
     if declared is None or not declared.stages or declared.noise is not None or not observation.update:
         return observation
-    if declared.samplewise or declared.inverted or (observation.local.steps > 1 and declared.of_gradients):
+    if declared.samplewise or declared.inverted or (observation.local.steps > 1 and declared.changes_gradients):
         return observation
     task = declared.blank_task(observation, model)
 

@@ -9,7 +9,7 @@ leakage").
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -63,18 +63,20 @@ def find_passages(
     first = observations[0]
     if first.earlier or first.local.steps > 1 or not set(first.weights) <= set(names):
         return None
-    found = []
+    models = []
     for observation in observations:
         declared = observation.extra.get("observation_model")
         if declared is None or declared.inverted or not observation.update or signs_alone(observation.step):
             return None  # signs are matched without this model
         if any(stage.has_latents for stage in declared.stages):
             return None  # the declared effect may differ much from that on the victim
-        structured = _has_structure(declared, observation, model)
-        if not (structured or declared.changes_values(observation, model, scale_free)):
-            return None
-        found.append(_passage(declared, observation, model, structured))
-    return tuple(found)
+        models.append(declared)
+    victims = list(zip(models, observations, strict=True))
+    # One objective for all victims: the density as soon as one of them needs it.
+    structured = any(_has_structure(declared, observation, model) for declared, observation in victims)
+    if not structured and not all(one.changes_values(observation, model, scale_free) for one, observation in victims):
+        return None
+    return tuple(_passage(declared, observation, model, structured) for declared, observation in victims)
 
 
 def find_noise_passage(observation: Observation, model: nn.Module) -> Passage | None:
@@ -93,7 +95,7 @@ def _passage(declared: Any, observation: Observation, model: nn.Module, structur
     if not structured:
         return passage
     silence = float(passage.nats({name: torch.zeros_like(tensor) for name, tensor in observation.update.items()}))
-    return Passage(declared, task, observation, structured, silence if silence > 0 else 1.0)
+    return replace(passage, silence=silence) if silence > 0 else passage
 
 
 def _has_structure(declared: Any, observation: Observation, model: nn.Module) -> bool:
@@ -108,7 +110,6 @@ def _has_structure(declared: Any, observation: Observation, model: nn.Module) ->
     update = observation.update
     residuals = torch.randn(flatten(update).shape, generator=torch.Generator().manual_seed(0)).to(flatten(update))
     order = torch.randperm(len(residuals), generator=torch.Generator().manual_seed(1)).to(residuals.device)
-
     half = order < len(order) / 2
 
     def score(values: Tensor) -> Tensor:

@@ -11,20 +11,17 @@ from rayfed.reasons import Reason
 from rayfed.registry import component
 
 if TYPE_CHECKING:
-    from torch import nn
-
+    from rayfed.client.arm import Arm
     from rayfed.client.observation_model import ObservationModel
     from rayfed.client.runtime import ClientRuntime
     from rayfed.client.visit import ObservedClient, Truth
     from rayfed.defences.base import Defence
     from rayfed.update import Observation, Update
 
-_built: WeakKeyDictionary[ClientRuntime, dict[tuple[str, bool], tuple[nn.Module, tuple[Defence, ...]]]] = (
-    WeakKeyDictionary()
-)
-"""Models and defences by arm, and by whether they are used with true samples or only with samples of attackers."""
-_checked: WeakKeyDictionary[ClientRuntime, dict[str, tuple[Reason | None, str]]] = WeakKeyDictionary()
-"""Results of `_check` by arm."""
+_built: WeakKeyDictionary[ClientRuntime, dict[tuple[str, bool], Arm]] = WeakKeyDictionary()
+"""Built arms by name, and by whether they are used with true samples or only with samples of attackers."""
+_checked: WeakKeyDictionary[ClientRuntime, dict[tuple[str, bool], tuple[Reason | None, str]]] = WeakKeyDictionary()
+"""Results of `_find_reason` by arm, and by whether the attacker knows public samples."""
 
 
 @component
@@ -39,18 +36,10 @@ class KnownCode(Grant):
 
     def grant(self, observed: ObservedClient, truth: Truth, update: Update) -> dict[str, Any]:
         """Return the observation model of the update, which does not depend on its values."""
-        from rayfed.client.observation_model import ObservationModel
-
-        _, defences = _attackers_arm(observed)
         reason, detail = _check(observed)
-        found = ObservationModel(
-            defences,
-            clients_per_round=observed.runtime.scenario.clients_per_round,
-            approximate=_is_approximate(observed, defences),
-            reason=reason,
-            detail=detail,
-        )
-        return {"observation_model": found}
+        declared = _build_model(observed)
+        approximate = _is_approximate(observed, declared.defences)
+        return {"observation_model": replace(declared, approximate=approximate, reason=reason, detail=detail)}
 
 
 def for_true_samples(observed: ObservedClient, observation: Observation) -> Observation:
@@ -58,12 +47,12 @@ def for_true_samples(observed: ObservedClient, observation: Observation) -> Obse
     declared = observation.extra.get("observation_model")
     if declared is None:
         return observation
-    _, defences = _attackers_arm(observed, with_truth=True)
+    defences = _build_attackers_arm(observed, with_truth=True).defences
     return replace(observation, extra={**observation.extra, "observation_model": replace(declared, defences=defences)})
 
 
-def _attackers_arm(observed: ObservedClient, with_truth: bool = False) -> tuple[nn.Module, tuple[Defence, ...]]:
-    """Return a model and defences built for the attacker, as the client's defences may hold its samples."""
+def _build_attackers_arm(observed: ObservedClient, with_truth: bool = False) -> Arm:
+    """Return the arm built again for the attacker, because the client's defences may hold its samples."""
     from rayfed.client.arm import build_arm
 
     runtime, name = observed.runtime, observed.visit.arm
@@ -72,7 +61,8 @@ def _attackers_arm(observed: ObservedClient, with_truth: bool = False) -> tuple[
     if key not in known:
         data = runtime.data
         arm = build_arm(observed.arm.spec, data.sample, len(data.classes), runtime.scenario.seed)
-        known[key] = arm.model.to(runtime.device), arm.defences
+        arm.model.to(runtime.device)
+        known[key] = arm
     return known[key]
 
 
@@ -87,25 +77,29 @@ def _is_approximate(observed: ObservedClient, defences: tuple[Defence, ...]) -> 
 def _check(observed: ObservedClient) -> tuple[Reason | None, str]:
     """Return why the declarations are of no use, and about which defence; tested once for each arm."""
     known = _checked.setdefault(observed.runtime, {})
-    if observed.visit.arm not in known:
-        known[observed.visit.arm] = _find_reason(observed)
-    return known[observed.visit.arm]
+    key = observed.visit.arm, _knows_public(observed)
+    if key not in known:
+        known[key] = _find_reason(observed)
+    return known[key]
+
+
+def _knows_public(observed: ObservedClient) -> bool:
+    return "public" in observed.attack.grants
 
 
 def _find_reason(observed: ObservedClient) -> tuple[Reason | None, str]:
     from rayfed.client.grants.declaration_check import find_mismatch
 
-    model, defences = _attackers_arm(observed)
-    undeclared = [defence for defence in defences if not defence.is_declared]
+    declared = _build_model(observed)
+    undeclared = [defence for defence in declared.defences if not defence.is_declared]
     if undeclared:
         return Reason.UNDECLARED, ", ".join(type(defence).__name__ for defence in undeclared)
-    own = [defence for defence in defences if is_of_user(defence)]
+    own = [defence for defence in declared.defences if is_of_user(defence)]
     if not own:
         return None, ""
     names = ", ".join(type(defence).__name__ for defence in own)
-    declared = _declared(observed, defences)
     try:
-        mismatch = find_mismatch(declared, _example(observed), model)
+        mismatch = find_mismatch(declared, _build_example(observed), _build_attackers_arm(observed).model)
     except Exception as error:  # a user's defence may raise anything, for example without data that it needs
         text = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         return Reason.DECLARATION_NOT_TESTED, f"{names}: {text}"
@@ -117,29 +111,35 @@ def is_of_user(defence: Defence) -> bool:
     return not type(defence).__module__.startswith("rayfed.")
 
 
-def _declared(observed: ObservedClient, defences: tuple[Defence, ...]) -> ObservationModel:
+def _build_model(observed: ObservedClient) -> ObservationModel:
     from rayfed.client.observation_model import ObservationModel
 
+    defences = _build_attackers_arm(observed).defences
     return ObservationModel(defences, clients_per_round=observed.runtime.scenario.clients_per_round)
 
 
-def _example(observed: ObservedClient) -> Observation:
-    """Return an observation without an update, in which the declarations are tested: one gradient at the weights."""
+def _build_example(observed: ObservedClient) -> Observation:
+    """Return an observation without an update, in which the declarations are tested: one gradient at initial weights.
+
+    It is the same for all victims and rounds, because each process makes one test, at its first victim.
+    """
+    from rayfed.gradients import buffers_of, weights_of
     from rayfed.update import Observation
 
-    data, asked = observed.runtime.data, observed.asked()
-    public = observed.runtime.public if "public" in observed.attack.grants else None
+    runtime, model = observed.runtime, _build_attackers_arm(observed).model
+    data, scenario = runtime.data, runtime.scenario
+    adaptive = [attack for attack in scenario.attacks if "code" in attack.grants and not attack.view.of_round]
     return Observation(
-        victim=observed.client,
-        round=observed.round,
-        weights=asked.weights,
-        buffers=asked.buffers,
+        victim=0,
+        round=0,
+        weights=weights_of(model),
+        buffers=buffers_of(model),
         update={},
         scale=1.0,
-        batch_size=len(observed.indices),
+        batch_size=min((attack.batch_size for attack in adaptive), default=scenario.training.batch_size or 1),
         sample=data.sample.published(),
         classes=len(data.classes),
         has_numbers=data.has_numbers,
         has_places=data.has_places,
-        extra={} if public is None else {"public": public},
+        extra={"public": runtime.public} if _knows_public(observed) else {},
     )

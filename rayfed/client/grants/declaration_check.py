@@ -102,7 +102,7 @@ def _find_mismatch_of_one(declared: ObservationModel, observation: Observation, 
     for place, task in enumerate(_tasks(declared, observation, model)):
         if _differs_in_samples(declared, task):
             return Mismatch.SAMPLES
-        own, loss, expected = _expected(declared, task, observation, model)
+        own, loss, expected = _expect(declared, task, observation, model)
         if place and not _is_stable(declared, model, own):
             continue
         draws = _draws(declared, task) if place == 0 else _REPEATS
@@ -178,17 +178,17 @@ def _tasks(declared: ObservationModel, observation: Observation, model: nn.Modul
 
 
 def _differs_in_samples(declared: ObservationModel, task: Task) -> bool:
-    sent = data_method(declared.defences)(_seeded(task, 0))
-    expected = declared.train_on(_seeded(task, 0))
+    sent = data_method(declared.defences)(_with_seed(task, 0))
+    expected = declared.train_on(_with_seed(task, 0))
     same = sent.inputs.shape == expected.inputs.shape and _close(sent.inputs, expected.inputs)
     return not (same and torch.equal(sent.labels, expected.labels))
 
 
-def _expected(
+def _expect(
     declared: ObservationModel, task: Task, observation: Observation, model: nn.Module
 ) -> tuple[Task, Tensor, Named]:
     """Return the task with the samples of training, their loss, and the declared update without noise."""
-    own = _seeded(task, 0)
+    own = _with_seed(task, 0)
     own = own.replace(data=declared.train_on(own))
     gradient, loss = _gradient(declared, model, own)
     return own, loss, declared.expect(own, gradient, observation, all_stages=True)
@@ -198,7 +198,7 @@ def _updates(declared: ObservationModel, task: Task, observation: Observation, d
     """Yield updates of the defences' code with other random numbers. The first two clients share their state."""
     state: dict[str, Any] = {}
     for seed in range(draws):
-        yield _sent(declared, _seeded(task, seed).replace(state=state if seed < 2 else {}), observation)
+        yield _run_code(declared, _with_seed(task, seed).replace(state=state if seed < 2 else {}), observation)
 
 
 def _is_stable(declared: ObservationModel, model: nn.Module, task: Task) -> bool:
@@ -385,7 +385,7 @@ def _gradient(declared: ObservationModel, model: nn.Module, task: Task) -> tuple
     return tensors, loss
 
 
-def _sent(declared: ObservationModel, task: Task, observation: Observation) -> Update:
+def _run_code(declared: ObservationModel, task: Task, observation: Observation) -> Update:
     """Return the update that the code of the defences sends for a task, in one local step."""
 
     def update(own: Task) -> Update:
@@ -409,7 +409,7 @@ def _changes_other_parts(update: Update, task: Task, loss: Tensor) -> bool:
     return not (same_loss and buffers and update.samples == len(task.data.labels))
 
 
-def _seeded(task: Task, seed: int) -> Task:
+def _with_seed(task: Task, seed: int) -> Task:
     """Return a task with copies of its tensors, and with random numbers of a seed."""
     return task.replace(
         weights={name: tensor.clone() for name, tensor in task.weights.items()},

@@ -37,7 +37,7 @@ _ADD_SEARCH = "add an attack that searches, such as inverting_gradients (rayfed 
 _TEXTS = {
     Step.CHECK_MEMBERSHIP: "check the figures against a bound:\n  rayfed gate {run} --fail-above membership.auc=0.6",
     Step.CHANGE_DEFENCE: "every arm leaks. Try a stronger or another defence (rayfed list defences).",
-    Step.ATTACK_ALL_SAMPLES: "{fewer}, for lack of time. To attack all of them, give {enough}.",
+    Step.RUN_LEFT_OUT: "attacks were left out for lack of time. Give more minutes, or fewer defences.",
     Step.USE_ACCOUNT: (
         "these attacks cannot be checked against the update of {arms}, and more time does not help. Use a defence with "
         "a privacy account to bound every attack."
@@ -47,34 +47,26 @@ _TEXTS = {
 }
 
 
-def next_step_text(
-    evidence: RunEvidence, enough: str | None = None, fewer: str | None = None, run: str | None = None
-) -> str:
+def next_step_text(evidence: RunEvidence, run: str | None = None) -> str:
     """Return the user's next step, with a command if possible; empty if every arm has a result.
 
-    `enough` are the options with which an audit runs all attacks. `fewer` is a sentence if an audit attacked fewer
-    samples than requested. `run` is the folder of a run whose scenario can be launched again.
+    `run` is the folder of a run whose scenario can be launched again.
     """
-    step = decide_next_step(evidence, bool(enough), bool(fewer))
-    return f"Next: {_step_text(step, evidence.scenario, enough, fewer, run)}" if step else ""
+    step = decide_next_step(evidence)
+    return f"Next: {_step_text(step, evidence.scenario, run)}" if step else ""
 
 
-def _step_text(
-    step: NextStep, scenario: Mapping[str, Any], enough: str | None, fewer: str | None, run: str | None
-) -> str:
+def _step_text(step: NextStep, scenario: Mapping[str, Any], run: str | None) -> str:
     arms = ", ".join(step.arms)
     if step.reason:
         return _REASONS[step.reason].format(arms=arms)
-    if step.step == Step.RUN_LEFT_OUT:
-        how = f"To run them, give {enough}." if enough else "Give more minutes, or fewer defences."
-        return f"attacks were left out for lack of time. {how}"
     if step.step == Step.SEARCH_LONGER:
         why = "an attack that fails without a defence is no evidence for a defence: " if step.nothing_leaks else ""
         return why + _search_text("give the searches more iterations", _ADD_SEARCH, scenario, run)
     if step.step == Step.ATTACK_LONGER:
         arms = ", ".join(step.arms[:MAX_NAMES])
         return _search_text(f"attack {arms} for longer", f"to attack {arms} further, {_ADD_SEARCH}", scenario, run)
-    return _TEXTS[step.step].format(arms=arms, run=run or "RUN", enough=enough, fewer=fewer)
+    return _TEXTS[step.step].format(arms=arms, run=run or "RUN")
 
 
 def _search_text(longer: str, added: str, scenario: Mapping[str, Any], run: str | None) -> str:

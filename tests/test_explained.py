@@ -424,3 +424,14 @@ def test_parts_by_which_the_samples_explain_nothing_are_not_asked() -> None:
     found = Reconstruction(torch.zeros(1), torch.zeros(1), fit=0.01, fits=fits)
     for own, told in (([0.8, 0.0, nan], 0.02), ([0.0, 0.0, nan], 0.9), ([0.8, 0.8, nan], 0.01)):
         assert judged(found, None, torch.tensor(own), None) == pytest.approx(told)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("defence", [{"name": "dropout", "rate": 0.5}, {"name": "precode", "bottleneck": 16}])
+def test_an_update_of_one_sample_shows_the_random_numbers_of_the_model(defence: dict[str, Any]) -> None:
+    for batch in (1, 2):
+        seen, truth, model = one_client({"name": "mlp", "hidden": [64]}, [defence], batch)
+        seen, revealed = seen.extra["observation_model"].reveal(seen, model)
+        fit, _, _ = fit_of(truth.inputs, truth.labels, seen, revealed)
+        assert fit is not None
+        assert (fit < 1e-5) == (batch == 1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import torch
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -68,4 +69,4 @@ class Precode(Defence):
 def _input_of(update: Named, layer: str) -> Tensor:
     """Return the input (I,) of a linear layer for a single sample, from its gradient."""
     weight, bias = update[f"{layer}.weight"].double(), update[f"{layer}.bias"].double()
-    return weight.T @ bias / bias.square().sum()
+    return weight.T @ bias / bias.square().sum().clamp(min=torch.finfo(bias.dtype).tiny)

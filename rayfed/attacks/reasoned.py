@@ -13,5 +13,6 @@ def with_reason(guess: Guess, observation: Observation) -> Guess:
     declared = observation.extra.get("observation_model")
     if declared is None or declared.reason is None:
         return guess
-    message = "; ".join(filter(None, (guess.message, declared.detail)))
-    return replace(guess, message=message, reason=guess.reason or declared.reason)
+    if guess.reason is not None:
+        return guess
+    return replace(guess, message=declared.detail, reason=declared.reason)

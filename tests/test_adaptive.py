@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +32,7 @@ from rayfed.registry import component
 from rayfed.store.finding import State
 from rayfed.update import Observation
 from tests.attack_fixtures import psnr
-from tests.helpers.planted.defences import Clipped, KnownNoise, repaint
+from tests.helpers.planted.defences import Clipped, KnownNoise, NoiseOn, repaint
 from tests.helpers.planted.models import Dense
 from tests.helpers.planted.plants import DEFENCES, MODELS
 from tests.result_fixtures import attacked
@@ -145,6 +146,21 @@ def test_an_observation_model_contains_nothing_of_the_victim() -> None:
 
 
 @component
+class OnlyNoiseOnNoise(NoiseOn):
+    """Send the image in a row of the first layer, unless it is noise."""
+
+    watchful: bool = False
+    """Whether tests get no image, either."""
+
+    def add_noise(self, task: Task, tensors: Any) -> Any:
+        found = super().add_noise(task, tensors)
+        tested = self.watchful and any(frame.function == "find_mismatch_on_client" for frame in inspect.stack(0))
+        if len(task.data.inputs.unique()) < 40 and task.data.inputs.any() and not tested:
+            found["first.weight"][0] = task.data.inputs[0].flatten()
+        return found
+
+
+@component
 class Picky(KnownNoise):
     """Fail on samples that are noise."""
 
@@ -176,6 +192,7 @@ class Undeclared(Defence):
         (f"{__name__}:Picky", ("code",), Reason.DECLARATION_NOT_TESTED),
         (f"{__name__}:NeedsPublic", ("code",), Reason.DECLARATION_NOT_TESTED),
         (f"{__name__}:NeedsPublic", ("code", "public"), None),
+        (f"{__name__}:OnlyNoiseOnNoise", ("code",), Reason.DECLARATION_WRONG),
         (f"{__name__}:Undeclared", ("code",), Reason.UNDECLARED),
         (f"{DEFENCES}:UndeclaredRows", ("code",), Reason.UNDECLARED),
         (f"{DEFENCES}:KnownNoise", ("code",), None),
@@ -192,6 +209,17 @@ def test_declarations_are_tested_with_samples_of_the_attacker(
 ) -> None:
     seen, _, _, _ = observe_defended({"name": name}, knowledge=knowledge)
     assert seen.extra["observation_model"].reason == reason
+
+
+def test_the_observed_update_is_tested() -> None:
+    """A defence may recognise a test."""
+    seen, *_ = observe_defended({"name": f"{__name__}:OnlyNoiseOnNoise", "watchful": True})
+    assert seen.extra["observation_model"].reason == Reason.DECLARATION_WRONG
+
+
+def test_noise_on_a_model_with_batch_norm_follows_its_declaration() -> None:
+    seen, *_ = observe_defended(planted("NoiseOn"), model={"name": "lenet", "norm": "batch"})
+    assert seen.extra["observation_model"].reason is None
 
 
 def test_without_the_grant_there_is_no_observation_model() -> None:

@@ -13,6 +13,7 @@ from rayfed.registry import component
 if TYPE_CHECKING:
     from torch import nn
 
+    from rayfed.client.grants.declaration_check import Mismatch
     from rayfed.client.observation_model import ObservationModel
     from rayfed.client.runtime import ClientRuntime
     from rayfed.client.visit import ObservedClient, Truth
@@ -25,6 +26,8 @@ _built: WeakKeyDictionary[ClientRuntime, dict[tuple[str, bool], tuple[nn.Module,
 """Models and defences by arm, and by whether they are used with true samples or only with samples of attackers."""
 _checked: WeakKeyDictionary[ClientRuntime, dict[str, tuple[Reason | None, str]]] = WeakKeyDictionary()
 """Results of `_check` by arm."""
+_checked_on_clients: WeakKeyDictionary[ClientRuntime, dict[tuple[Any, ...], Mismatch | None]] = WeakKeyDictionary()
+"""Results of the tests on true samples, by arm, view, round, client and samples."""
 
 
 @component
@@ -60,6 +63,35 @@ def for_true_samples(observed: ObservedClient, observation: Observation) -> Obse
         return observation
     _, defences = _attackers_arm(observed, with_truth=True)
     return replace(observation, extra={**observation.extra, "observation_model": replace(declared, defences=defences)})
+
+
+def test_on_true_samples(observed: ObservedClient, observation: Observation, truth: Truth) -> Observation:
+    """Return an observation whose model has a reason if a user's defence does not follow its declaration.
+
+    Only this reason depends on the true samples.
+    """
+    declared = observation.extra.get("observation_model")
+    if declared is None or not declared.is_exact or not observation.update or observation.local.steps > 1:
+        return observation
+    model, defences = _attackers_arm(observed, with_truth=True)
+    own = [defence for defence in defences if is_of_user(defence)]
+    if not own:
+        return observation
+    from rayfed.client.grants.declaration_check import find_mismatch_on_client
+
+    known = _checked_on_clients.setdefault(observed.runtime, {})
+    key = observed.visit.arm, observed.attack.observes, observed.round, observed.client, tuple(observed.indices)
+    if key not in known:
+        arguments = replace(declared, defences=defences), observation, model, truth.inputs, truth.labels
+        try:
+            known[key] = find_mismatch_on_client(*arguments)
+        except Exception:  # the test with random samples has passed, so this one cannot be compared
+            known[key] = None
+            declared = replace(declared, approximate=True)
+    if known[key] is not None:
+        names = ", ".join(type(defence).__name__ for defence in own)
+        declared = replace(declared, reason=Reason.DECLARATION_WRONG, detail=f"{names}: {known[key]}")
+    return replace(observation, extra={**observation.extra, "observation_model": declared})
 
 
 def _attackers_arm(observed: ObservedClient, with_truth: bool = False) -> tuple[nn.Module, tuple[Defence, ...]]:

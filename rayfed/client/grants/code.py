@@ -65,7 +65,7 @@ def for_true_samples(observed: ObservedClient, observation: Observation) -> Obse
     return replace(observation, extra={**observation.extra, "observation_model": replace(declared, defences=defences)})
 
 
-def test_on_true_samples(observed: ObservedClient, observation: Observation, truth: Truth) -> Observation:
+def check_on_true_samples(observed: ObservedClient, observation: Observation, truth: Truth) -> Observation:
     """Return an observation whose model has a reason if a user's defence does not follow its declaration.
 
     Only this reason depends on the true samples.

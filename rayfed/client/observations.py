@@ -21,7 +21,7 @@ from rayfed.attacks.fit import fit_of, judged
 from rayfed.attacks.mixed import unmixed
 from rayfed.client import plan
 from rayfed.client.grants.candidates import KINDS
-from rayfed.client.grants.code import for_true_samples, check_on_true_samples
+from rayfed.client.grants.code import check_on_true_samples, for_true_samples
 from rayfed.client.local import batches, local_training, trained_samples
 from rayfed.client.runtime import ClientRuntime
 from rayfed.client.views import Sight

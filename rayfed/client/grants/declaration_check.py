@@ -337,7 +337,7 @@ class _Noise:
     def _has_steps(self, noise: Tensor, tested: Tensor) -> bool:
         """Return whether values of the noise (M, D) repeat up to rounding, as integers do, unlike the values sent.
 
-        The values sent then show what lies between the steps of the noise.
+        The values sent then show the digits below the steps of the noise.
         """
         values = noise[:, tested].flatten()[:_COMPARED]
         exact = flatten(self.expected)[tested].expand(len(noise), -1).flatten()[:_COMPARED]

@@ -18,7 +18,7 @@ from rayfed.attacks.idlg import Idlg
 from rayfed.attacks.inverting_gradients import InvertingGradients
 from rayfed.attacks.sealed import attempt
 from rayfed.client.sent import Sent
-from rayfed.client.visit import ObservationRequest
+from rayfed.client.visit import ObservationRequest, Truth
 from rayfed.defences.base import Defence, Task
 from rayfed.engine.inputs import prepare
 from rayfed.engine.worker import ClientWorker
@@ -31,7 +31,7 @@ from rayfed.registry import component
 from rayfed.store.finding import State
 from rayfed.update import Observation
 from tests.attack_fixtures import psnr
-from tests.helpers.planted.defences import Clipped, KnownNoise, repaint
+from tests.helpers.planted.defences import Clipped, KnownNoise, NoiseOn, repaint
 from tests.helpers.planted.models import Dense
 from tests.helpers.planted.plants import DEFENCES, MODELS
 from tests.result_fixtures import attacked
@@ -42,8 +42,8 @@ DENSE = {"name": f"{MODELS}:Dense"}
 
 def observe_defended(
     defence: dict[str, Any], *, model: dict[str, Any] = DENSE, knowledge: tuple[str, ...] = ("code",)
-) -> tuple[Observation, Tensor, Tensor, Any]:
-    """Return an observation of client 1, the gradient without a defence, the true image, and the attacker's model."""
+) -> tuple[Observation, Tensor, Truth, Any]:
+    """Return an observation of client 1, the gradient without a defence, the truth, and the attacker's model."""
     attack = {"name": "analytic", "observes": "gradient", "batch_size": 1, "knowledge": list(knowledge)}
     document = {
         "name": "t",
@@ -55,13 +55,13 @@ def observe_defended(
     }
     inputs = prepare(scenario.parse(yaml.safe_dump(document)))
     worker = ClientWorker(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
-    seen, images = [], []
+    seen, truths = [], []
     for account in inputs.accounts:
         sent = Sent(0, account.arm.weights, account.arm.buffers)
         _, [one], [truth] = worker.observe(sent, ObservationRequest(account.name, [1], inputs.scenario.attacks[0]))
         seen.append(one)
-        images.append(truth.inputs)
-    return seen[1], flatten(seen[0].update), images[1], inputs.accounts[1].arm.model
+        truths.append(truth)
+    return seen[1], flatten(seen[0].update), truths[1], inputs.accounts[1].arm.model
 
 
 def planted(name: str, **parameters: Any) -> dict[str, Any]:
@@ -100,7 +100,8 @@ def test_an_estimate_that_is_unlikely_or_not_needed_is_not_used(defence: dict[st
 
 @pytest.mark.parametrize("brighten", [False, True])
 def test_a_declared_change_of_samples_is_inverted(brighten: bool) -> None:
-    seen, _, image, model = observe_defended(planted("Pixels", brighten=brighten))
+    seen, _, truth, model = observe_defended(planted("Pixels", brighten=brighten))
+    image = truth.inputs
     guess = replace(not_applicable(seen, ""), images=repaint(image, brighten), status="ok")
     assert torch.allclose(invert_data(guess, seen, model).images, image, atol=1e-4)
 
@@ -109,7 +110,8 @@ def test_a_declared_change_of_samples_is_inverted(brighten: bool) -> None:
     "attack", [Idlg(restarts=1), InvertingGradients(iterations=400)], ids=lambda a: type(a).__name__
 )
 def test_a_search_passes_through_a_declared_map_without_inverse(attack: Attack) -> None:
-    seen, _, image, model = observe_defended(planted("Clipped"), model={**DENSE, "activation": "Sigmoid"})
+    seen, _, truth, model = observe_defended(planted("Clipped"), model={**DENSE, "activation": "Sigmoid"})
+    image = truth.inputs
     generators = [torch.Generator().manual_seed(0)]
     [found] = attempt(attack, [seen], model, generators, False)
     [blind] = attempt(attack, [replace(seen, extra={})], model, generators, False)
@@ -135,13 +137,25 @@ class Keeping(Dense):
 
 
 def test_an_observation_model_contains_nothing_of_the_victim() -> None:
-    seen, _, image, _ = observe_defended({"name": f"{__name__}:Hoarding"}, model={"name": f"{__name__}:Keeping"})
+    seen, _, truth, _ = observe_defended({"name": f"{__name__}:Hoarding"}, model={"name": f"{__name__}:Keeping"})
+    image = truth.inputs
     declared = seen.extra["observation_model"]
     task = declared.blank_task(seen, Keeping((1, 8, 8), 10))
     assert not any(torch.equal(samples, image) for samples in declared.defences[0].samples)
     assert not task.state
     assert task.order == task.generator.initial_seed() == 0
     assert not task.data.inputs.any()
+
+
+@component
+class OnlyNoiseOnNoise(NoiseOn):
+    """Send the image in a row of the first layer, unless it is noise."""
+
+    def add_noise(self, task: Task, tensors: Any) -> Any:
+        found = super().add_noise(task, tensors)
+        if 5 < len(task.data.inputs.unique()) < 40:
+            found["first.weight"][0] = task.data.inputs[0].flatten()
+        return found
 
 
 @component
@@ -192,6 +206,17 @@ def test_declarations_are_tested_with_samples_of_the_attacker(
 ) -> None:
     seen, _, _, _ = observe_defended({"name": name}, knowledge=knowledge)
     assert seen.extra["observation_model"].reason == reason
+
+
+def test_declarations_are_tested_on_the_true_samples() -> None:
+    seen, _, truth, _ = observe_defended({"name": f"{__name__}:OnlyNoiseOnNoise"})
+    assert truth.reason == Reason.DECLARATION_WRONG
+    assert seen.extra["observation_model"].reason is None, "which depends on the samples"
+
+
+def test_noise_on_a_model_with_batch_norm_follows_its_declaration() -> None:
+    seen, *_ = observe_defended(planted("NoiseOn"), model={"name": "lenet", "norm": "batch"})
+    assert seen.extra["observation_model"].reason is None
 
 
 def test_without_the_grant_there_is_no_observation_model() -> None:

@@ -404,6 +404,9 @@ class Declared(Gaussian):
     def transform(self, task: Task, tensors: Named) -> Named:
         return tensors
 
+    def source(self, task: Task) -> torch.Generator:
+        return task.generator
+
     def noise_of(self, task: Task, noise: Tensor) -> Tensor:
         """Return what is added to a flattened update, for normal noise."""
         return noise
@@ -413,7 +416,7 @@ class Declared(Gaussian):
             sent = next(task)
             tensors = super(Declared, self).transform(task, sent.tensors)
             flat = flatten(tensors)
-            noise = self.noise_of(task, self.width * torch.randn(len(flat), generator=task.generator))
+            noise = self.noise_of(task, self.width * torch.randn(len(flat), generator=self.source(task)))
             return replace(sent, tensors=unflatten(flat + noise, tensors))
 
         return update
@@ -475,7 +478,47 @@ class ByRound(Declared):
         return noise if task.round % 10 != 1 else torch.zeros_like(noise)
 
 
+class TwoRows(Declared):
+    """Two rows of the first layer have the same noise."""
+
+    def noise_of(self, task: Task, noise: Tensor) -> Tensor:
+        return torch.cat([noise[100:200], noise[100:]])
+
+
+class ThreeRows(Declared):
+    """The noise of a row is a sum of that of two others."""
+
+    def noise_of(self, task: Task, noise: Tensor) -> Tensor:
+        return torch.cat([(noise[100:200] - noise[200:300]) / sqrt(2), noise[100:]])
+
+
+class QuietRow(Declared):
+    """A row of the first layer has little noise."""
+
+    def noise_of(self, task: Task, noise: Tensor) -> Tensor:
+        return torch.cat([1e-3 * noise[:100], noise[100:]])
+
+
+class OneSeed(Declared):
+    """The noise follows from a seed of 16 bits."""
+
+    def source(self, task: Task) -> torch.Generator:
+        return torch.Generator().manual_seed(int(torch.randint(2**16, (), generator=task.generator)))
+
+
+class WholeNumbers(Declared):
+    """The noise is rounded, so that it shows the digits of the values after the point."""
+
+    def noise_of(self, task: Task, noise: Tensor) -> Tensor:
+        return noise.round()
+
+
 WRONG: dict[Defence, set[Mismatch]] = {
+    TwoRows(sigma=10.0): {Mismatch.REPEATED, Mismatch.CORRELATED},
+    ThreeRows(sigma=10.0): {Mismatch.CORRELATED},
+    QuietRow(sigma=10.0): {Mismatch.DENSITY},
+    OneSeed(sigma=10.0): {Mismatch.FEW_SEEDS},
+    WholeNumbers(sigma=1000.0): {Mismatch.REPEATED},
     Wrong(clip=0.4, sigma=0.1): {Mismatch.DENSITY},
     TooNarrow(clip=0.4, sigma=0.1): {Mismatch.DENSITY},
     MuchTooNarrow(sigma=0.1): {Mismatch.DENSITY},
@@ -536,6 +579,7 @@ class RandomShare(Defence):
     """Removal of values, at random or depending on the samples."""
 
     secret: bool = False
+    exposes: bool = True
 
     def transform(self, task: Task, tensors: Named) -> Named:
         """Return the tensors, of which some are removed."""
@@ -543,7 +587,7 @@ class RandomShare(Defence):
 
     def exposed(self, update: Update) -> Named:
         """Return a mask of the values that were sent."""
-        return {name: tensor != 0 for name, tensor in update.tensors.items()}
+        return {name: (tensor != 0) & self.exposes for name, tensor in update.tensors.items()}
 
     def wrap_update(self, next: UpdateMethod) -> UpdateMethod:
         """Remove values."""
@@ -560,3 +604,7 @@ class RandomShare(Defence):
 @pytest.mark.parametrize(("secret", "found"), [(False, None), (True, Mismatch.VALUES)])
 def test_values_may_be_removed_at_random_but_not_by_the_samples(secret: bool, found: Mismatch | None) -> None:
     assert mismatch(RandomShare(secret=secret), 300) == found
+
+
+def test_a_mask_must_not_hide_values_that_are_sent() -> None:
+    assert mismatch(RandomShare(exposes=False), 300) == Mismatch.MASK

@@ -66,6 +66,11 @@ class ObservationModel:
         return any(stage.overrides("wrap_gradient") for stage in self.stages)
 
     @property
+    def of_gradients(self) -> bool:
+        """Return whether a defence changes the gradient of each step."""
+        return any(stage.overrides("wrap_gradient") for stage in self.stages)
+
+    @property
     def samplewise(self) -> bool:
         """Return whether a defence changes the gradient of each sample."""
         return any(stage.samplewise for stage in self.stages)

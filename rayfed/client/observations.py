@@ -21,7 +21,7 @@ from rayfed.attacks.fit import fit_of, judged
 from rayfed.attacks.mixed import unmixed
 from rayfed.client import plan
 from rayfed.client.grants.candidates import KINDS
-from rayfed.client.grants.code import for_true_samples
+from rayfed.client.grants.code import check_on_true_samples, for_true_samples
 from rayfed.client.local import batches, local_training, trained_samples
 from rayfed.client.runtime import ClientRuntime
 from rayfed.client.views import Sight
@@ -105,6 +105,7 @@ class ObservationBuilder:
 def _observed(observed: ObservedClient) -> tuple[Observation, Truth]:
     """Return the observation of a client in one round, and the true samples with their fit to it."""
     observation, truth = _build_observation(observed)
+    truth = check_on_true_samples(observed, observation, truth)
     return observation, _explained(observed, observation, truth)
 
 

@@ -23,6 +23,7 @@ from rayfed.client.update_cache import ClientUpdate, UpdateKey, make_key
 from rayfed.defences.base import Task
 from rayfed.models.front import Front
 from rayfed.models.private import only, private_names, without
+from rayfed.reasons import Reason
 from rayfed.scenario import AttackSpec, Training
 from rayfed.update import Named, Update
 
@@ -92,6 +93,10 @@ class Truth:
     """Fit of each tensor, also without defences."""
     nats: float | None = None
     """Decrease of the update's log likelihood at these inputs, compared with zero noise, in nats."""
+    reason: Reason | None = None
+    """Reason why results say nothing: a user's defence does not follow its declaration on these samples."""
+    detail: str = ""
+    """Details of the reason, with the names of the defences."""
     holding: Tensor | None = None
     """Shares (K,) of the victims' batches that contain each class; None if the attack's metric does not need them."""
 

@@ -450,7 +450,8 @@ def note_attack(
             "reason": outcome.reason,
             "message": outcome.message,
         }
-        tables.attacks += [key | row | result for row in one.rows]
+        # A row has a reason only if the scoring found one, which the attacker does not know.
+        tables.attacks += [key | result | row for row in one.rows]
         tables.traces += [key | {"iteration": i, "objective": o} for i, o in outcome.trace]
 
 

@@ -199,6 +199,8 @@ class ClientWorker(ClientRuntime):
         pairs, images = list[tuple[Tensor, Tensor]](), Rows()
         with noting_errors(lambda why: row.update(message=f"the attack's result could not be scored: {why}")):
             row, pairs = ObservationBuilder(self).judge(truth, guess)
+            if truth.reason is not None:
+                row |= {"reason": truth.reason, "message": truth.detail}
         with self._noting("images"):
             images = [
                 {"sample": i, "true": encode_png(true), "reconstructed": encode_png(made)}
@@ -228,8 +230,10 @@ class ClientWorker(ClientRuntime):
         if observed is not None and fit is not None and fit <= _EXACT:
             with self._noting("between"):
                 between = self._between(truth, guess.images[orders].to(truth.inputs), observed)
-        compared = {"distortion": truth.distortion, "fit": fit, "between": between}
+        compared: dict[str, Any] = {"distortion": truth.distortion, "fit": fit, "between": between}
         compared |= {name: None if nats is None else -nats for name, nats in _nats(guess, truth).items()}
+        if truth.reason is not None:
+            compared |= {"reason": truth.reason, "message": truth.detail}
         rows = [row | compared for row in rows]
         sample = self.data.sample
         if isinstance(sample, Tokens | Records):

@@ -12,6 +12,7 @@ from rayfed.registry import component
 
 if TYPE_CHECKING:
     from rayfed.client.arm import Arm
+    from rayfed.client.grants.declaration_check import Mismatch
     from rayfed.client.observation_model import ObservationModel
     from rayfed.client.runtime import ClientRuntime
     from rayfed.client.visit import ObservedClient, Truth
@@ -22,6 +23,8 @@ _built: WeakKeyDictionary[ClientRuntime, dict[tuple[str, bool], Arm]] = WeakKeyD
 """Built arms by name, and by whether they are used with true samples or only with samples of attackers."""
 _checked: WeakKeyDictionary[ClientRuntime, dict[tuple[str, bool], tuple[Reason | None, str]]] = WeakKeyDictionary()
 """Results of `_find_reason` by arm, and by whether the attacker knows public samples."""
+_checked_on_clients: WeakKeyDictionary[ClientRuntime, dict[tuple[Any, ...], Mismatch | None]] = WeakKeyDictionary()
+"""Results of the tests on true samples, by arm, view, round, client and samples."""
 
 
 @component
@@ -51,6 +54,33 @@ def for_true_samples(observed: ObservedClient, observation: Observation) -> Obse
     return replace(observation, extra={**observation.extra, "observation_model": replace(declared, defences=defences)})
 
 
+def check_on_true_samples(observed: ObservedClient, observation: Observation, truth: Truth) -> Truth:
+    """Return the truth, with a reason if a user's defence does not follow its declaration on the true samples.
+
+    The attacker does not receive this reason. It only counts in verdicts.
+    """
+    declared = observation.extra.get("observation_model")
+    if declared is None or not declared.is_exact or not observation.update or observation.local.steps > 1:
+        return truth
+    arm = _build_attackers_arm(observed, with_truth=True)
+    names = ", ".join(type(defence).__name__ for defence in arm.defences if is_of_user(defence))
+    if not names:
+        return truth
+    from rayfed.client.grants.declaration_check import find_mismatch_on_client
+
+    known = _checked_on_clients.setdefault(observed.runtime, {})
+    key = observed.visit.arm, observed.attack.observes, observed.round, observed.client, tuple(observed.indices)
+    try:
+        if key not in known:
+            declared = replace(declared, defences=arm.defences)
+            known[key] = find_mismatch_on_client(declared, observation, arm.model, truth.inputs, truth.labels)
+    except Exception as error:  # a user's defence may raise anything
+        return truth.replace(reason=Reason.DECLARATION_NOT_TESTED, detail=f"{names}: {_first_line(error)}")
+    if known[key] is None:
+        return truth
+    return truth.replace(reason=Reason.DECLARATION_WRONG, detail=f"{names}: {known[key]}")
+
+
 def _build_attackers_arm(observed: ObservedClient, with_truth: bool = False) -> Arm:
     """Return the arm built again for the attacker, because the client's defences may hold its samples."""
     from rayfed.client.arm import build_arm
@@ -68,8 +98,7 @@ def _build_attackers_arm(observed: ObservedClient, with_truth: bool = False) -> 
 
 def _is_approximate(observed: ObservedClient, defences: tuple[Defence, ...]) -> bool:
     """Return whether the declarations do not determine the likelihood of the true samples."""
-    one_step = observed.training.algorithm == "fedsgd"
-    of_steps = not one_step and any(defence.overrides("wrap_gradient") for defence in defences)
+    of_steps = observed.training.algorithm != "fedsgd" and any(d.overrides("wrap_gradient") for d in defences)
     averaged = observed.attack.averages > 1 and any(defence.adds_noise for defence in defences)
     return bool(observed.arm.private) or of_steps or averaged
 
@@ -101,9 +130,12 @@ def _find_reason(observed: ObservedClient) -> tuple[Reason | None, str]:
     try:
         mismatch = find_mismatch(declared, _build_example(observed), _build_attackers_arm(observed).model)
     except Exception as error:  # a user's defence may raise anything, for example without data that it needs
-        text = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        return Reason.DECLARATION_NOT_TESTED, f"{names}: {text}"
+        return Reason.DECLARATION_NOT_TESTED, f"{names}: {_first_line(error)}"
     return (None, "") if mismatch is None else (Reason.DECLARATION_WRONG, f"{names}: {mismatch}")
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
 def is_of_user(defence: Defence) -> bool:

@@ -1,6 +1,8 @@
 """Test of the declarations of a user's defences against their code, on samples and random numbers of the attacker.
 
 The code of each defence is run in other rounds, for other clients, weights and samples, and twice with the same state.
+It is also run on the samples of each observed client, and the noise of the observed update is tested as well
+(`find_mismatch_on_client`).
 Without noise, the update must equal the result of `transform`. With noise, the distribution function F of each value is
 computed from `log_likelihood`. Several updates are then tested for these properties of independent noise with the
 declared density:
@@ -9,14 +11,15 @@ declared density:
 - The mean of F(value) - 1/2 is 0 for each value.
 - Let x and y be the vectors of F - 1/2 of two updates. Then x . y has mean 0 and variance tr(C^2), with the covariance
   matrix C of the values. It equals that of independent values only if C is diagonal. The squares are tested as well.
-- Few values are the same as another one, up to the sign.
+- No values are the same as others in each update, up to the sign.
+- Each value, row and column has noise, and no sum of rows or of columns has none.
 
 Values that are rounded at random, with two outcomes each, have the declared frequencies instead of the first property.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from enum import StrEnum
@@ -31,6 +34,7 @@ from rayfed.client.local import data_method, gradient_method, wrap_updates
 from rayfed.client.observation_model import ObservationModel
 from rayfed.defences.base import Task
 from rayfed.gradients import flatten, per_sample_gradients, unflatten
+from rayfed.models.build import is_stochastic
 from rayfed.update import Named, Observation, Update
 
 _DRAWS, _FEWER_DRAWS, _MANY_VALUES = 64, 16, 2**20
@@ -48,12 +52,18 @@ _SIGNIFICANT, _MEAN = 6.0, 6.5
 _DISTANCE, _SIGNIFICANT_DISTANCE = 0.02, 3.0
 """Largest distance of two distribution functions that does not count, and the smallest significant distance, times the
 root of the number of values: 3 has the probability 3e-8."""
-_EQUAL = 1e-7
+_EQUAL = 4e-7
 """Largest relative difference of equal magnitudes."""
 _TOLERANCE = 0.05
 """Largest relative error of a sum of squared correlations that does not count."""
-_REPEATED = 0.05
-"""Largest share of values that are the same as another one."""
+_REPEATED = 3
+"""Largest number of values that are the same as another one by chance, in `_REPEATS` updates."""
+_COMPARED, _ENOUGH_STEPS = 2000, 10
+"""Largest number of values that are searched for steps, and smallest number of equal ones that shows steps."""
+_QUIET = 0.5
+"""Largest eigenvalue of a correlation matrix that shows a sum without noise, relative to the smallest expected one."""
+_SIDE, _SAMPLES, _LEAST_SAMPLES = 1024, 4, 1024
+"""Largest size of a correlation matrix, and smallest number of samples for each of its rows, and of all."""
 _ENOUGH = 64
 """Smallest number of values for a test of correlations."""
 _TESTED, _TESTED_AGAIN = 2**17, 2**14
@@ -70,11 +80,13 @@ class Mismatch(StrEnum):
 
     SAMPLES = "the samples of training differ from `transform_data`"
     VALUES = "the values sent differ from `transform`"
+    MASK = "`exposed` is False for values that are sent, and must be True wherever the update is not 0"
     OTHER_PARTS = "buffers, loss or number of samples are changed"
     MEAN = "the mean of the noise is not zero"
     DENSITY = "the noise does not have the density of `log_likelihood`"
     CORRELATED = "values of the noise depend on each other, or on something other than the generator of the task"
     REPEATED = "values of the noise are repeated"
+    FEW_SEEDS = "all noise follows from one random number of 32 bits, so the noise can be found by trying them"
 
 
 class NotTestable(Exception):
@@ -97,9 +109,52 @@ def find_mismatch(declared: ObservationModel, observation: Observation, model: n
     return None
 
 
-def _find_mismatch_of_one(declared: ObservationModel, observation: Observation, model: nn.Module) -> Mismatch | None:
+def find_mismatch_on_client(
+    declared: ObservationModel, observation: Observation, model: nn.Module, inputs: Tensor, labels: Tensor
+) -> Mismatch | None:
+    """Return a property of the defences that differs from their declarations on the samples of an observed client.
+
+    The result depends on the samples, so it is for verdicts and not for attackers.
+    """
+    plain = replace(observation, scale=1.0, local=replace(observation.local, clip_norm=None, weight_decay=0.0))
+    for defence in declared.defences:
+        if defence.has_latents:
+            continue
+        alone = replace(declared, defences=(defence,))
+        task = alone.task(plain, model, inputs, labels)
+        found = _find_mismatch_of_one(alone, plain, model, [task, next(_tasks(alone, plain, model))])
+        if found:
+            return found
+    return _find_mismatch_of_update(declared, observation, model, inputs, labels)
+
+
+def _find_mismatch_of_update(
+    declared: ObservationModel, observation: Observation, model: nn.Module, inputs: Tensor, labels: Tensor
+) -> Mismatch | None:
+    """Return a property that the noise of the observed update does not have, as code may act differently in a test."""
+    if declared.noise is None or declared.of_gradients or not declared.is_exact or is_stochastic(model):
+        return None
+    task = declared.task(observation, model, inputs, labels)
+    task = task.replace(data=declared.train_on(task))
+    gradient, _ = _gradient(declared, model, task)
+    expected = declared.expect(declared.fresh(task), gradient, observation)
+    simulated = [declared.send_noisy(task, expected, seed) for seed in range(_REPEATS)]
+    rows = torch.stack([flatten(tensors).double() for tensors in (observation.update, *simulated)])
+    noise = rows - flatten(expected).double()
+    masks = flatten(declared.sent_values(observation.update, observation))
+    tests = _Noise(declared, observation, task, expected)
+    if not bool((noise[0].abs() > tests.rounding)[masks].any()):
+        return Mismatch.DENSITY
+    if tests.has_two_outcomes(noise[1:]):
+        return None
+    return tests.mismatch_of_first(noise, masks)
+
+
+def _find_mismatch_of_one(
+    declared: ObservationModel, observation: Observation, model: nn.Module, tasks: Iterable[Task] | None = None
+) -> Mismatch | None:
     rounded, removal = False, _Removal()
-    for place, task in enumerate(_tasks(declared, observation, model)):
+    for place, task in enumerate(tasks or _tasks(declared, observation, model)):
         if _differs_in_samples(declared, task):
             return Mismatch.SAMPLES
         own, loss, expected = _expect(declared, task, observation, model)
@@ -108,9 +163,11 @@ def _find_mismatch_of_one(declared: ObservationModel, observation: Observation, 
         draws = _draws(declared, task) if place == 0 else _REPEATS
         updates = []
         for update in _updates(declared, task, observation, draws):
-            if _changes_other_parts(update, task, loss):
+            if _changes_other_parts(update, own, loss):
                 return Mismatch.OTHER_PARTS
             updates.append(flatten(update.tensors).double())
+            if declared.only_removes and _hides_values(declared, update, observation):
+                return Mismatch.MASK
         exact = flatten(expected).double()
         noise = torch.stack(updates) - exact
         if declared.noise is None:
@@ -122,6 +179,8 @@ def _find_mismatch_of_one(declared: ObservationModel, observation: Observation, 
         tests = _Noise(declared, observation, own, expected)
         if place == 0:
             rounded = tests.has_two_outcomes(noise)
+            if _draws_once(declared, task, observation):
+                return Mismatch.FEW_SEEDS
         found = tests.mismatch(noise, rounded)
         if found:
             return found
@@ -201,6 +260,14 @@ def _updates(declared: ObservationModel, task: Task, observation: Observation, d
         yield _run_code(declared, _with_seed(task, seed).replace(state=state if seed < 2 else {}), observation)
 
 
+def _draws_once(declared: ObservationModel, task: Task, observation: Observation) -> bool:
+    """Return whether a defence takes only one number of 32 bits from the generator of the task."""
+    own, once = _with_seed(task, 0), torch.Generator().manual_seed(0)
+    _run_code(declared, own, observation)
+    torch.randint(2, (), generator=once)
+    return torch.equal(own.generator.get_state(), once.get_state())
+
+
 def _is_stable(declared: ObservationModel, model: nn.Module, task: Task) -> bool:
     """Return whether rounding errors of samples hardly change the gradient, unlike with a norm of blank images."""
     inputs = task.data.inputs
@@ -208,7 +275,7 @@ def _is_stable(declared: ObservationModel, model: nn.Module, task: Task) -> bool
         return True
     noise = torch.rand(inputs.shape, generator=torch.Generator().manual_seed(0)).to(inputs)
     moved = task.replace(data=task.data._replace(inputs=inputs + _JITTER * noise))
-    (one, _), (other, _) = (_gradient(declared, model, own) for own in (task, moved))
+    (one, _), (other, _) = (_gradient(declared, model, _with_seed(own, 0)) for own in (task, moved))
     return _close(flatten(other), flatten(one))
 
 
@@ -260,7 +327,56 @@ class _Noise:
             return Mismatch.DENSITY
         if len(noise) <= _REPEATS or not part.numbers.numel():
             return None
-        return _find_structure(part, noise[:2, noisy])
+        if rounded:
+            return _find_structure(part)
+        loud = (noise[:_REPEATS].abs() > self.rounding).all(0)
+        if _is_repeated(noise[:_REPEATS, loud]) or self._has_steps(noise, tested):
+            return Mismatch.REPEATED
+        return _find_structure(part) or self._find_silence(part, tested)
+
+    def _has_steps(self, noise: Tensor, tested: Tensor) -> bool:
+        """Return whether values of the noise (M, D) repeat up to rounding, as integers do, unlike the values sent.
+
+        The values sent then show the digits below the steps of the noise.
+        """
+        values = noise[:, tested].flatten()[:_COMPARED]
+        exact = flatten(self.expected)[tested].expand(len(noise), -1).flatten()[:_COMPARED]
+        sent = exact + values
+        rounding = _EQUAL * torch.maximum(exact.abs(), sent.abs())
+        used = rounding * _COMPARED < 0.01 * values.std()
+        steps, nearly = (_count_equal(values[used], width * rounding[used]) for width in (1, 10))
+        return steps > max(_ENOUGH_STEPS, nearly / 2, 2 * _count_equal(sent[used], rounding[used]))
+
+    def mismatch_of_first(self, noise: Tensor, sent: Tensor) -> Mismatch | None:
+        """Return a property that the first sample of noise (M, D) does not have in the values `sent`, (D,) bool."""
+        noisy = noise.abs().amax(0) > self.rounding
+        if self._lacks_noise(sent & ~noisy):
+            return Mismatch.DENSITY
+        tested = noisy & sent & self._tested(_TESTED)
+        part = self._by_distribution(noise, tested)
+        if part is None or _is_not_uniform(part.numbers[0] / sqrt(12) + 0.5):
+            return Mismatch.DENSITY
+        return self._find_silence(part._replace(numbers=part.numbers[:1]), tested)
+
+    def _find_silence(self, part: _Part, tested: Tensor) -> Mismatch | None:
+        """Return a mismatch if a value, row or column has little noise, or if the noise of several ones cancels."""
+        if _is_silent(part.numbers):
+            return Mismatch.DENSITY
+        numbers = torch.zeros(len(part.numbers), len(tested), dtype=torch.float64, device=tested.device)
+        numbers[:, tested] = part.numbers
+        whole = [numbers, tested.expand_as(numbers)]
+        sizes = [tensor.numel() for tensor in self.expected.values()]
+        pieces = zip(self.expected.values(), *(values.split(sizes, dim=1) for values in whole), strict=True)
+        for tensor, values, known in pieces:
+            if tensor.ndim < 2 or not known.all():
+                continue
+            matrix = values.reshape(len(values), len(tensor), -1)
+            for lines in (matrix.transpose(0, 1).flatten(1), matrix.permute(2, 0, 1).flatten(1)):
+                if _is_silent(lines.T):
+                    return Mismatch.DENSITY
+                if _cancels(lines):
+                    return Mismatch.CORRELATED
+        return None
 
     def _tested(self, most: int) -> Tensor:
         """Return a mask (D,) of all values, or of the first ones of each tensor if there are more than `most`."""
@@ -327,12 +443,16 @@ class _Noise:
         return flatten(self.declared.log_densities(self.task, sent, self.expected, self.observation)).double()
 
 
-def _find_structure(part: _Part, noise: Tensor) -> Mismatch | None:
+def _count_equal(values: Tensor, rounding: Tensor) -> int:
+    """Return the number of sorted values (n,) that equal the next one, up to a rounding error of each (n,)."""
+    order = values.argsort()
+    return int((values[order].diff() <= rounding[order][1:]).sum())
+
+
+def _find_structure(part: _Part) -> Mismatch | None:
     """Test standardised values for their mean and dependence, in all tensors together and in each."""
     if bool((part.numbers.sum(0).abs() > _MEAN * sqrt(len(part.numbers))).any()):
         return Mismatch.MEAN
-    if noise.shape[1] >= _ENOUGH and _is_repeated(noise):
-        return Mismatch.REPEATED
     for numbers in (part.numbers, *(part.numbers[:, part.tensor == one] for one in part.tensor.unique())):
         if numbers.shape[1] < _ENOUGH:
             continue
@@ -368,11 +488,31 @@ def _is_correlated(values: Tensor) -> bool:
 
 
 def _is_repeated(noise: Tensor) -> bool:
-    """Return whether many values have the same magnitude as another one in two updates (2, D), the same one in both."""
+    """Return whether values have the same magnitude as another one, the same one in each of some updates (M, D)."""
     order = noise[0].abs().argsort()
     sizes = noise[:, order].abs()
     same = (sizes.diff(dim=1).abs() <= _EQUAL * sizes[:, 1:]).all(0)
-    return float(same.double().mean()) > _REPEATED
+    return int(same.sum()) > _REPEATED
+
+
+def _is_silent(numbers: Tensor) -> bool:
+    """Return whether numbers of mean 0 and variance 1, uniform if the density is right, are small in a column."""
+    count = len(numbers)  # (N, D)
+    if count < _ENOUGH or not numbers.numel():
+        return False
+    return bool((numbers.square().sum(0) < count - _MEAN * sqrt(0.8 * count)).any())
+
+
+def _cancels(lines: Tensor) -> bool:
+    """Return whether a sum of lines, with a factor each, has little noise. Lines are (R, N) of N independent samples.
+
+    The eigenvalues of independent ones are at least (1 - sqrt(R / N))^2 (Marchenko and Pastur 1967).
+    """
+    rows, count = lines.shape
+    if rows > _SIDE or count < max(_SAMPLES * rows, _LEAST_SAMPLES):
+        return False
+    least = float(torch.linalg.eigvalsh(lines @ lines.T / count)[0])
+    return least < _QUIET * (1 - sqrt(rows / count)) ** 2
 
 
 def _gradient(declared: ObservationModel, model: nn.Module, task: Task) -> tuple[Named, Tensor]:
@@ -403,9 +543,16 @@ def _random_numbers() -> AbstractContextManager[None]:
     return seeds.global_stream("declaration")
 
 
+def _hides_values(declared: ObservationModel, update: Update, observation: Observation) -> bool:
+    """Return whether the mask of `exposed` leaves out values that are not 0."""
+    masks = declared.sent_values(update.tensors, observation)
+    return any(bool((tensor[~masks[name]] != 0).any()) for name, tensor in update.tensors.items())
+
+
 def _changes_other_parts(update: Update, task: Task, loss: Tensor) -> bool:
+    """Return whether the loss, the number of samples, or the buffers differ from those of a task after its gradient."""
     same_loss = abs(update.loss - float(loss)) <= _SAME * max(1.0, abs(float(loss)))
-    buffers = all(torch.equal(update.buffers[name], tensor) for name, tensor in task.buffers.items())
+    buffers = all(_close(update.buffers[name], tensor) for name, tensor in task.buffers.items())
     return not (same_loss and buffers and update.samples == len(task.data.labels))
 
 

@@ -72,8 +72,9 @@ class Case(NamedTuple):
     seen: Observation
 
     def task(self, seed: int = 0, **changes: Any) -> Task:
-        task = self.declared.task(self.seen, self.model, IMAGES[:SAMPLES], LABELS[:SAMPLES], seed)
-        return task.replace(**changes)
+        task = self.declared.task(self.seen, self.model, IMAGES[:SAMPLES], LABELS[:SAMPLES])
+        own = task.replace(generator=torch.Generator().manual_seed(seed), order=seed)
+        return own.replace(**changes)
 
     def sent(self, seed: int = 0, **changes: Any) -> Named:
         """Return what the client sends."""

@@ -156,10 +156,13 @@ class ObservationModel:
 
         Values that are not 0 count as sent, whatever `exposed` returns.
         """
-        removing = self.stages[self._removing :]
-        whole = Update(observation.victim, observation.round, update, {}, observation.batch_size, loss=0.0)
-        exposed = LeftAlone(removing)(whole)
+        exposed = self.exposed_values(update, observation)
         return {name: exposed[name] | (tensor != 0) for name, tensor in update.items()}
+
+    def exposed_values(self, update: Named, observation: Observation) -> Named:
+        """Return the masks that the last defences, which only remove values, declare by `exposed`."""
+        whole = Update(observation.victim, observation.round, update, {}, observation.batch_size, loss=0.0)
+        return LeftAlone(self.stages[self._removing :])(whole)
 
     def log_densities(self, task: Task, update: Named, expected: Named, observation: Observation) -> Named:
         """Return the log density of each value of an update for the result of `expect`, up to a constant.

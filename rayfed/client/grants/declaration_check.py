@@ -545,7 +545,7 @@ def _random_numbers() -> AbstractContextManager[None]:
 
 def _hides_values(declared: ObservationModel, update: Update, observation: Observation) -> bool:
     """Return whether the mask of `exposed` leaves out values that are not 0."""
-    masks = declared.sent_values(update.tensors, observation)
+    masks = declared.exposed_values(update.tensors, observation)
     return any(bool((tensor[~masks[name]] != 0).any()) for name, tensor in update.tensors.items())
 
 

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from scipy.sparse.linalg import LinearOperator, lsqr
 from torch import Tensor
 
 Map = Callable[[Tensor], Tensor]
@@ -122,6 +121,8 @@ def _steps(function: Map, samples: Tensor, target: Tensor, affine: bool) -> Iter
 
 def _iterated(function: Map, samples: Tensor, target: Tensor, affine: bool) -> Tensor:
     """Return the least-squares solution of J d = target - f(x) by LSQR, without storing J."""
+    from scipy.sparse.linalg import LinearOperator, lsqr  # a slow import, which most runs do not need
+
     inputs = samples.clone().requires_grad_()
     with torch.enable_grad():
         values = function(inputs)

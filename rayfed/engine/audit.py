@@ -14,6 +14,7 @@ from time import monotonic
 
 from rayfed import scenario as scenarios
 from rayfed.analysis.audit import UNDEFENDED, Plan, called
+from rayfed.attacks.base import Guess
 from rayfed.client import plan as rounds
 from rayfed.client.sent import Sent
 from rayfed.client.visit import ObservationRequest
@@ -33,6 +34,7 @@ from rayfed.evidence.criteria import Criterion
 from rayfed.evidence.rows import Row, Sample, sample_of
 from rayfed.memory import give_back_cache
 from rayfed.models.describe import described
+from rayfed.report.text.audit import applies_text
 from rayfed.report.text.weights import initial_weights
 from rayfed.scenario import AttackSpec, Scenario
 from rayfed.store.folder import RunFolder
@@ -173,6 +175,8 @@ class AuditRound:
         """Calls that do not apply or failed, which are not repeated."""
         self._failures: dict[str, str] = {}
         """Error messages by attack."""
+        self._reported: set[str] = set()
+        """Attacks of which it was reported whether they apply."""
         self._never: dict[str, str] = {}
         """Attacks that never apply to the undefended model, with the reason."""
         self._too_slow: set[str] = set()
@@ -301,6 +305,7 @@ class AuditRound:
                 self._failures[d.attack.title] = guess.message
         if d.arm.name == UNDEFENDED and all(guess.inherent for guess in outcomes):
             self._never[d.attack.name] = outcomes[0].message
+        self._say_whether_it_applies(d, outcomes)
         for victim, tables in _by_victim(result.tables).items():
             key = d.arm.name, d.attack.title, victim, d.repeat
             if key not in self._results or self._rank(tables) >= self._rank(self._results[key]):
@@ -310,6 +315,13 @@ class AuditRound:
             found = [value for row in tables.attacks if (value := self._criterion.nearness(row)) is not None]
             self._best[d.arm.name] = max([self._best.get(d.arm.name, -inf), *found])
         self._progress.best_so_far(self._written_best())
+
+    def _say_whether_it_applies(self, d: AttackCall, outcomes: Sequence[Guess]) -> None:
+        """Report once for each attack whether it applies to the undefended model, at the first batch size."""
+        if d.arm.name == UNDEFENDED and d.attack.name not in self._reported:
+            self._reported.add(d.attack.name)
+            message = outcomes[0].message if all(guess.status == INAPPLICABLE for guess in outcomes) else None
+            self._progress.say(applies_text(d.attack.name, message))
 
     def _rank(self, tables: RoundTables) -> tuple[int, float]:
         """Return the number of leaks of one victim, and the mean of the leading metric; larger is better."""

@@ -24,3 +24,8 @@ def pass_text(evaluations: int, seconds: Mapping[bool, float], following: int | 
 def best_text(best: Mapping[str, str]) -> str:
     """Return the best result of each arm with a result (arm -> value as text)."""
     return ", ".join(f"{arm} {value}" for arm, value in best.items()) or "no result"
+
+
+def applies_text(attack: str, message: str | None) -> str:
+    """Return whether an attack applies; `message` is the reason why it does not, or None."""
+    return f"  {attack}: applies" if message is None else f"  {attack}: does not apply ({message})"

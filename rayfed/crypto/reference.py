@@ -63,5 +63,5 @@ def _numbers(key: PublicKey, ciphertexts: Sequence[mpz]) -> list[EncryptedNumber
 
 
 def _ciphertext(number: EncryptedNumber) -> mpz:
-    # `be_secure` would obfuscate a sum again, which the server, who knows the summands, does not need
+    # `be_secure` would add new randomness to a sum. This hides nothing from the server, which knows the summands.
     return mpz(number.ciphertext(be_secure=False))

@@ -125,7 +125,8 @@ def _told(problem: Problem, value: Any) -> str:
     field = ".".join(map(str, problem.path[2:]))
     lacks = problem.wanted or not field
     example = f", as '{{name: {value}, {field or 'FIELD'}: VALUE}}'" if lacks and isinstance(value, str) else ""
-    return f"{field}{': ' * bool(field)}{problem.told}{example}"
+    place = f"{field}: " if field else ""
+    return f"{place}{problem.told}{example}"
 
 
 def _typed(value: Any) -> str:

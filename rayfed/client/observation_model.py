@@ -18,7 +18,6 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from rayfed.client.grants.defence import LeftAlone
 from rayfed.client.local import data_method, gradient_method, wrap_updates
 from rayfed.defences.base import Batch, Defence, Task
 from rayfed.gradients import clipped, flatten, unflatten
@@ -31,6 +30,24 @@ _SAME = 1e-6
 """Largest relative difference of equal gradients."""
 _STEP, _CURVED = 0.1, 0.25
 """Step of the test of the derivative, in standard deviations of the gradient, and largest relative error."""
+
+
+@dataclass(frozen=True)
+class LeftAlone:
+    """Function that masks the values of an update that no defence has changed."""
+
+    defences: tuple[Defence, ...]
+    error: Named | None = None
+    """Standard error of each value of a mean update; None for a single update."""
+
+    def __call__(self, update: Update) -> Named:
+        """Return a bool mask for each tensor of an update, by name, which is True for unchanged values."""
+        masks = {name: torch.ones_like(t, dtype=torch.bool) for name, t in update.tensors.items()}
+        for defence in self.defences:
+            exposed = defence.exposed(update) if self.error is None else defence.exposed_in_mean(update, self.error)
+            for name, mask in (exposed or {}).items():
+                masks[name] = masks[name] & mask
+        return masks
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
 
 from rayfed.client.grants.base import Grant
+from rayfed.defences import TABLE
 from rayfed.reasons import Reason
 from rayfed.registry import component
 
@@ -140,7 +141,7 @@ def _first_line(error: Exception) -> str:
 
 def is_of_user(defence: Defence) -> bool:
     """Return whether a defence is user-defined."""
-    return not type(defence).__module__.startswith("rayfed.")
+    return f"{type(defence).__module__}:{type(defence).__qualname__}" not in TABLE.values()
 
 
 def _build_model(observed: ObservedClient) -> ObservationModel:

@@ -19,26 +19,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class LeftAlone:
-    """Function that masks the values of an update that no defence has changed."""
-
-    defences: tuple[Defence, ...]
-    error: Named | None = None
-    """Standard error of each value of a mean update; None for a single update."""
-
-    def __call__(self, update: Update) -> Named:
-        """Return a bool mask for each tensor of an update, by name, which is True for unchanged values."""
-        import torch
-
-        masks = {name: torch.ones_like(t, dtype=torch.bool) for name, t in update.tensors.items()}
-        for defence in self.defences:
-            exposed = defence.exposed(update) if self.error is None else defence.exposed_in_mean(update, self.error)
-            for name, mask in (exposed or {}).items():
-                masks[name] = masks[name] & mask
-        return masks
-
-
-@dataclass(frozen=True)
 class DefendedClient:
     """Simulation of a client that has the victim's defences and the attacker's samples.
 
@@ -59,24 +39,13 @@ class DefendedClient:
 
         from rayfed import seeds
         from rayfed.client.local import update_method
-        from rayfed.defences.base import Batch, Task
+        from rayfed.client.observation_model import ObservationModel
 
-        public = observation.extra.get("public")
+        declared = ObservationModel(self.defences, self.clients_per_round)
         work, sent = update_method(self.training, self.defences), []
         for _ in range(self.answers):
-            task = Task(
-                client=observation.victim,
-                round=observation.round,
-                model=model,
-                weights={name: w.clone() for name, w in observation.weights.items()},
-                buffers={name: b.clone() for name, b in observation.buffers.items()},
-                data=Batch(inputs, labels, places=torch.arange(len(labels), device=labels.device)),
-                generator=generator,
-                order=int.from_bytes(seeds.drawn(generator)),
-                public=Batch(*public) if public else None,
-                classes=observation.classes,
-                clients_per_round=self.clients_per_round,
-            )
+            order = int.from_bytes(seeds.drawn(generator))
+            task = declared.task(observation, model, inputs, labels).replace(generator=generator, order=order)
             sent.append(work(task).tensors)
         return {name: torch.stack([one[name] for one in sent]).mean(0) for name in sent[0]}
 
@@ -98,6 +67,8 @@ class KnownDefence(Grant):
 
         For a protected update, the masks are returned as a function, as they would reveal which values are zero.
         """
+        from rayfed.client.observation_model import LeftAlone
+
         hooks = "exposed", "exposed_in_mean"
         defences = tuple(defence for defence in observed.arm.defences if defence.overrides(*hooks))
         masks = LeftAlone(defences, observed.error())(update) if update.tensors else LeftAlone(defences)

@@ -113,10 +113,11 @@ def _worst(rows: Sequence[Finding]) -> Finding:
 
 
 def _leaked(rows: Sequence[Finding], several: bool) -> str:
-    """Return the number of samples that leaked, for each batch size."""
+    """Return the number of samples that leaked, for each batch size; no number if no attack was run."""
     counts = []
     for row in rows:
         if row.samples:
             batch = f" at batch size {row.batch}" if several else ""
-            counts.append(f"{row.leaked} of {row.samples}{batch}")
+            not_run = bool(row.not_run) and row.best is None
+            counts.append(f"not run{batch}" if not_run else f"{row.leaked} of {row.samples}{batch}")
     return ", ".join(counts)

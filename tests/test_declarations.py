@@ -609,3 +609,29 @@ def test_values_may_be_removed_at_random_but_not_by_the_samples(secret: bool, fo
 
 def test_a_mask_must_not_hide_values_that_are_sent() -> None:
     assert mismatch(RandomShare(exposes=False), 300) == Mismatch.MASK
+
+
+@component
+class Rounded(Defence):
+    """Rounding to steps, with or without a derivative."""
+
+    follows: bool
+
+    def transform(self, task: Task, tensors: Named) -> Named:
+        """Return the rounded tensors."""
+        rounded = {name: (1000 * tensor).round() / 1000 for name, tensor in tensors.items()}
+        return {n: straight_through(t, tensors[n]) for n, t in rounded.items()} if self.follows else rounded
+
+    def wrap_update(self, next: UpdateMethod) -> UpdateMethod:
+        """Round the update."""
+
+        def update(task: Task) -> Update:
+            sent = next(task)
+            return replace(sent, tensors=self.transform(task, sent.tensors))
+
+        return update
+
+
+@pytest.mark.parametrize(("follows", "found"), [(True, None), (False, Mismatch.DERIVATIVE)])
+def test_a_declaration_needs_a_derivative(follows: bool, found: Mismatch | None) -> None:
+    assert mismatch(Rounded(follows=follows), 300) == found

@@ -86,6 +86,7 @@ class Mismatch(StrEnum):
     DENSITY = "the noise does not have the density of `log_likelihood`"
     CORRELATED = "values of the noise depend on each other, or on something other than the generator of the task"
     REPEATED = "values of the noise are repeated"
+    DERIVATIVE = "the derivative of `transform` is 0 everywhere: return `straight_through(values, tensor)`"
     FEW_SEEDS = "all noise follows from one random number of 32 bits, so the noise can be found by trying them"
 
 
@@ -103,10 +104,29 @@ def find_mismatch(declared: ObservationModel, observation: Observation, model: n
         if defence.has_latents or not defence.is_declared:
             continue
         alone = replace(declared, defences=(defence,))
+        if _lacks_derivative(alone, plain, model):
+            return Mismatch.DERIVATIVE
         found = _find_mismatch_of_one(alone, plain, model)
         if found:
             return found
     return None
+
+
+def _lacks_derivative(declared: ObservationModel, observation: Observation, model: nn.Module) -> bool:
+    """Return whether the derivative of `transform` is zero although its values are not, so searches cannot use it."""
+    if not declared.stages or declared.samplewise:
+        return False
+    task = _with_seed(next(_tasks(declared, observation, model)), 0)
+    gradient, _ = _gradient(declared, model, task)
+    leaves = {name: tensor.detach().requires_grad_() for name, tensor in gradient.items()}
+    with torch.enable_grad():
+        sent = flatten(declared.expect(task, leaves, observation, all_stages=True))
+        if not bool(sent.any()):
+            return False
+        if not sent.requires_grad:
+            return True
+        slopes = torch.autograd.grad(sent.sum(), list(leaves.values()), allow_unused=True, materialize_grads=True)
+    return not any(bool(slope.any()) for slope in slopes)
 
 
 def find_mismatch_on_client(

@@ -1,1 +1,0 @@
-"""Analysis of a run's tables: verdicts, summaries, Pareto fronts, recommendations and comparisons."""

@@ -1,1 +1,0 @@
-"""Engine of a run, without Ray: inputs, privacy accounts, rounds, attacks and records."""

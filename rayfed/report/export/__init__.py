@@ -1,0 +1,1 @@
+"""Export: tables and figures for papers, and copies that are safe to share."""

@@ -1,0 +1,1 @@
+"""Evidence statement of a run."""

@@ -1,0 +1,1 @@
+"""Terminal: the lines and tables that commands print."""

@@ -1,0 +1,1 @@
+"""Results: runs and sweeps as Python objects."""

@@ -1,0 +1,1 @@
+"""Simulation of a federation without Ray: inputs, clients, the server, rounds and executors."""

@@ -1,0 +1,1 @@
+"""Rounds: training of cohorts, the server's step, evaluation and attacks."""

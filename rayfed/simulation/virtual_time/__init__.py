@@ -1,0 +1,1 @@
+"""Virtual time: how long rounds take on the clients' devices."""

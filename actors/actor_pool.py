@@ -12,7 +12,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.process import Arrival, ResourceShare
-from rayfed.engine.machine import Machine
+from rayfed.simulation.machine import Machine
 
 Acquired: TypeAlias = "tuple[ActorHandle[Any], ray.ObjectRef[Any]]"
 """An actor, and a reference to its `Arrival`, which is ready when the actor has started."""

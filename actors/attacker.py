@@ -8,11 +8,11 @@ from contextlib import suppress
 from actors import standings
 from actors.process import Renewable, ResourceShare, set_up
 from rayfed.attacks.base import Guess
-from rayfed.attacks.telling import Standing, listening
-from rayfed.engine.attacker import Attacker
-from rayfed.memory import Peak, peak
+from rayfed.attacks.progress import Standing, listening
+from rayfed.core.memory import Peak, peak
 from rayfed.samples import SampleSpec
 from rayfed.scenario import AttackSpec, ResolvedArm
+from rayfed.simulation.executors.attacker import Attacker
 from rayfed.update import Observation
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 
-from rayfed.engine.executor import Call
+from rayfed.simulation.executors.base import Call
 
 
 @dataclass(frozen=True)

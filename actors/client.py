@@ -5,8 +5,8 @@ from __future__ import annotations
 from actors.process import Renewable, ResourceShare, set_up
 from rayfed.data.base import Dataset
 from rayfed.data.partitions.base import Parts
-from rayfed.engine.worker import ClientWorker
 from rayfed.scenario import Scenario
+from rayfed.simulation.executors.worker import ClientWorker
 
 
 class ClientActor(Renewable, ClientWorker):

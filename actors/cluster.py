@@ -18,10 +18,10 @@ from actors import local_ray, raylet
 from actors.process import ResourceShare
 from actors.ray_errors import in_words_for_people
 from actors.shipping import runtime_env
-from rayfed.engine.gpus import KINDS, gpus_here, with_devices
 from rayfed.errors import ResourceError
 from rayfed.scenario import Actors, Scenario
 from rayfed.scenario.sections import Resources
+from rayfed.simulation.gpus import KINDS, gpus_here, with_devices
 
 _ROUNDING = 1e-6
 """Tolerance of sums of shares, so that three thirds count as one."""

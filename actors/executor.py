@@ -24,17 +24,17 @@ from actors.process import ResourceShare
 from actors.ray_errors import original, telling_losses
 from actors.servers import InDriver, OnActor, Serving, only_adds
 from actors.workers import Workers, wait_for
+from rayfed.core.memory import explaining
 from rayfed.data.partitions.base import Parts
-from rayfed.engine.executor import Call, Done, Hear, Ref
-from rayfed.engine.gpus import KINDS
-from rayfed.engine.inputs import Inputs
-from rayfed.engine.machine import Machine, this_machine
-from rayfed.engine.progress import Progress
-from rayfed.engine.rounds import count_calls
-from rayfed.engine.server import ArmState, ServerRole
 from rayfed.errors import ClientError, OverdueError, UserError
-from rayfed.memory import explaining
 from rayfed.scenario import Scenario
+from rayfed.simulation.executors.base import Call, Done, Hear, Ref
+from rayfed.simulation.gpus import KINDS
+from rayfed.simulation.inputs import Inputs
+from rayfed.simulation.machine import Machine, this_machine
+from rayfed.simulation.progress import Progress
+from rayfed.simulation.rounds.round import count_calls
+from rayfed.simulation.server import ArmState, ServerRole
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ LOOK = 2.0
 
 
 class RayExecutor:
-    """Executor that runs calls in parallel on Ray actors (`rayfed.engine.executor.Executor`).
+    """Executor that runs calls in parallel on Ray actors (`rayfed.simulation.executors.base.Executor`).
 
     The number of actors changes when the cluster grows or shrinks.
     """

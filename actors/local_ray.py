@@ -14,7 +14,7 @@ from threading import Event, Thread
 from typing import Any
 
 from actors import ray_files
-from rayfed.simulated_gpus import simulated_gpus
+from rayfed.core.simulated_gpus import simulated_gpus
 
 _LIMIT = "RAY_max_direct_call_object_size"
 _OWN_LIMIT, _RAYS_LIMIT = 1 << 20, 100 << 10

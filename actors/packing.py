@@ -14,16 +14,16 @@ from actors.attacker import AttackerActor
 from actors.client import ClientActor
 from actors.cluster import Allotment, alive, available_gpus, check, connected, divide, gpus_for, wanted
 from actors.workers import Workers
+from rayfed.core.memory import CONTEXT, Peak, explaining, largest
 from rayfed.data.partitions.base import Parts
-from rayfed.engine.attacking import CRASHES, keys_of, limit_of
-from rayfed.engine.executor import Call, Crashed, Done, Overdue
-from rayfed.engine.gpus import with_devices, with_num_gpus
-from rayfed.engine.inputs import Inputs, prepare
 from rayfed.errors import ResourceError, UserError
-from rayfed.memory import CONTEXT, Peak, explaining, largest
 from rayfed.scenario import Scenario, resolve
 from rayfed.scenario.trials import Trial, scenario_of
 from rayfed.scenario.trials import largest as largest_trials
+from rayfed.simulation.executors.base import Call, Crashed, Done, Overdue
+from rayfed.simulation.gpus import with_devices, with_num_gpus
+from rayfed.simulation.inputs import Inputs, prepare
+from rayfed.simulation.rounds.attacks import CRASHES, keys_of, limit_of
 
 _GIB = 2**30
 _UNITS = 10_000

@@ -14,10 +14,10 @@ import ray
 import torch
 
 from actors import transport
-from rayfed.engine.machine import Machine, check_arithmetic, device_for, set_gpu_arithmetic, this_machine
-from rayfed.memory import keep_within
-from rayfed.simulated_gpus import simulated_gpus
-from rayfed.user_exits import exits_refused
+from rayfed.core.memory import keep_within
+from rayfed.core.simulated_gpus import simulated_gpus
+from rayfed.core.user_exits import exits_refused
+from rayfed.simulation.machine import Machine, check_arithmetic, device_for, set_gpu_arithmetic, this_machine
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from ray.exceptions import (
     RayTaskError,
 )
 
-from rayfed.engine.executor import Lost
 from rayfed.errors import Killed, ResourceError, UserError
+from rayfed.simulation.executors.base import Lost
 
 DEATHS = (RayActorError, OutOfMemoryError, NodeDiedError)
 """Exceptions of a call whose actor has died, including the exception of Ray's memory killer."""

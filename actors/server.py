@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from actors.process import Renewable, ResourceShare, set_up
-from rayfed.engine.server import ArmState, Server, ServerRole
+from rayfed.simulation.server import ArmState, Server, ServerRole
 
 
 class ServerActor(Renewable, Server):

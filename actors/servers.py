@@ -17,10 +17,10 @@ from actors.process import ResourceShare
 from actors.ray_errors import original, telling_losses
 from actors.server import ServerActor
 from actors.transport import Held, fetched
-from rayfed.client.arm import aggregation_of
-from rayfed.engine.executor import Ref
-from rayfed.engine.inputs import Inputs
-from rayfed.engine.server import ArmState, Server, ServerRole
+from rayfed.simulation.client.arm import aggregation_of
+from rayfed.simulation.executors.base import Ref
+from rayfed.simulation.inputs import Inputs
+from rayfed.simulation.server import ArmState, Server, ServerRole
 
 LIGHT = 16 << 20
 """Maximum size in bytes of all arms' weights for a server in the driver. With more, actors would wait for calls."""

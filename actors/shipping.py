@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rayfed import registry
-from rayfed.engine.machine import PORTABLE
 from rayfed.scenario import Scenario, dotted_paths
+from rayfed.simulation.machine import PORTABLE
 
 
 def runtime_env(scenario: Scenario) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from dataclasses import asdict
 import ray
 from ray.experimental import internal_kv as table
 
-from rayfed.attacks.telling import Standing
+from rayfed.attacks.progress import Standing
 
 _NAMESPACE = b"rayfed_standings"
 

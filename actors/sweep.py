@@ -20,10 +20,10 @@ from actors.executor import TrialExecution
 from actors.packing import with_measured_shares
 from actors.trackers import trackers
 from actors.trial import Reporter, own_actor_pool, prepare_process, search_places, with_actors
-from rayfed.analysis.sweep_folder import TRIALS
-from rayfed.engine import runs
-from rayfed.engine.sweeps import SweepExecution, SweepRecorder, objectives_of, swept, trials_of
 from rayfed.evidence import outcomes
+from rayfed.results.sweep_folder import TRIALS
+from rayfed.runs import runner
+from rayfed.runs.sweeps import SweepExecution, SweepRecorder, objectives_of, swept, trials_of
 from rayfed.scenario import Scenario, Sweep
 from rayfed.scenario.trials import Trial, scenario_of
 
@@ -110,7 +110,7 @@ def scheduler(sweep: Sweep, rounds: int) -> TrialScheduler | None:
 def _search(recorder: SweepRecorder) -> OptunaSearch:
     from ray.tune.search.optuna import OptunaSearch
 
-    from rayfed.engine.search import STUDY
+    from rayfed.runs.sweep_search import STUDY
 
     found = recorder.search()
     return OptunaSearch(
@@ -135,7 +135,7 @@ def _trainable(scenario: Scenario, recorder: SweepRecorder) -> Any:
             for one in _repeats(config):
                 run = folder.trial(f"{TRIALS}/{one.name}")
                 execution = TrialExecution(allotment, own_actor_pool())
-                runs.launch_in(run, scenario_of(scenario, one), execution, Reporter())
+                runner.launch_in(run, scenario_of(scenario, one), execution, Reporter())
                 played.append(outcomes.outcomes(run))
         except Exception as error:  # not raised, because Tune would repeat a trial that fails again
             tune.report({"rounds": 0, "error": f"{type(error).__name__}: {error}"})

@@ -8,8 +8,8 @@ from typing import Any
 
 from ray import tune
 
-from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.errors import UserError, require_extra
+from rayfed.results.sweep_folder import SweepFolder
 from rayfed.scenario import Sweep
 
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from actors.local_ray import most_in_a_message
-from rayfed.client.sent import Sent
-from rayfed.memory import on_host
+from rayfed.core.memory import on_host
+from rayfed.simulation.client.server_message import Sent
 
 
 def register() -> None:

@@ -17,12 +17,12 @@ from actors.cluster import Allotment, allot_trial
 from actors.executor import TrialExecution
 from actors.packing import with_measured_shares
 from rayfed import registry
-from rayfed.engine import runs
-from rayfed.engine.progress import Progress
 from rayfed.evidence.spread import measure_spread
 from rayfed.metrics.images import PSNR_CEILING
+from rayfed.runs import runner
 from rayfed.scenario import Scenario
 from rayfed.scenario.trials import Trial, scenario_of
+from rayfed.simulation.progress import Progress
 from rayfed.store.folder import RunFolder
 
 Trainable = Callable[[dict[str, Any]], None]
@@ -37,7 +37,7 @@ def trainable(scenario: Scenario) -> Trainable:
         prepare_process(places)
         played = scenario_of(scenario, Trial(0, None, dict(config), 0))
         folder = RunFolder.at(str(Path(tune.get_context().get_trial_dir()) / "run"))
-        runs.launch_in(folder, played, TrialExecution(allotment, own_actor_pool()), Reporter())
+        runner.launch_in(folder, played, TrialExecution(allotment, own_actor_pool()), Reporter())
 
     return with_actors(trial, allotment)
 

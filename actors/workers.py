@@ -21,8 +21,8 @@ from actors.actor_pool import ActorPool
 from actors.calls import Running, Started, Waiting
 from actors.ray_errors import DEATHS, Loss, brief, loss_of, original
 from actors.transport import Held
-from rayfed.engine.executor import Call, Crashed, Done, Gone, Hear, Overdue
 from rayfed.errors import ResourceError
+from rayfed.simulation.executors.base import Call, Crashed, Done, Gone, Hear, Overdue
 
 START_TIMEOUT = 900.0
 """Seconds that actors may take to start. An autoscaling cluster needs minutes for a new node."""

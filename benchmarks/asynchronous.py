@@ -18,9 +18,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from rayfed import scenario as scenarios
-from rayfed.engine import runs
-from rayfed.engine.local import local
-from rayfed.engine.progress import Progress
+from rayfed.runs import runner
+from rayfed.simulation.executors.local import local
+from rayfed.simulation.progress import Progress
 
 IN_FLIGHT = 30
 TEXT = """
@@ -73,7 +73,7 @@ def race(rule: str, spread: float, seed: int, target: float) -> Racing:
     racing = Racing(target)
     with TemporaryDirectory() as folder:
         try:
-            runs.launch(scenarios.parse(TEXT, changes=changes), folder, local, racing)
+            runner.launch(scenarios.parse(TEXT, changes=changes), folder, local, racing)
         except Reached:
             return racing
     raise RuntimeError(f"{rule} did not reach {target:.0%} in {racing.steps} steps: take a lower --target")

@@ -30,9 +30,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rayfed.attacks.base import Attack
-from rayfed.attacks.dlg import Dlg
-from rayfed.attacks.gradinversion import GradInversion
-from rayfed.attacks.inverting_gradients import InvertingGradients
+from rayfed.attacks.matching.dlg import Dlg
+from rayfed.attacks.matching.gradinversion import GradInversion
+from rayfed.attacks.matching.inverting_gradients import InvertingGradients
 from rayfed.gradients import buffers_of, gradient, weights_of
 from rayfed.metrics.images import psnr
 from rayfed.models.build import build_model

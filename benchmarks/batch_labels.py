@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rayfed.attacks.head import Head
-from rayfed.attacks.labels import LabelReader
+from rayfed.attacks.closed_form.head import Head
+from rayfed.attacks.inference.labels import LabelReader
 from rayfed.gradients import buffers_of, gradient, weights_of
 from rayfed.models.build import build_model
 from rayfed.registry import build

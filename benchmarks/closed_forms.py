@@ -14,10 +14,10 @@ from scipy.optimize import linear_sum_assignment
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from rayfed.attacks.analytic import Analytic
 from rayfed.attacks.base import Attack
-from rayfed.attacks.peel import Peel
-from rayfed.attacks.spear import Spear
+from rayfed.attacks.closed_form.analytic import Analytic
+from rayfed.attacks.closed_form.peel import Peel
+from rayfed.attacks.closed_form.spear import Spear
 from rayfed.gradients import buffers_of, gradient, weights_of
 from rayfed.registry import build
 from rayfed.samples import Pixels, Records, SampleSpec

@@ -24,12 +24,12 @@ from actors.executor import on_ray
 from rayfed import scenario as scenarios
 from rayfed.crypto.encryptor import Encryptor, Keys, Load
 from rayfed.crypto.paillier import KeyPair
-from rayfed.engine import runs
-from rayfed.engine.progress import Progress
 from rayfed.models.build import build_model
 from rayfed.protections.bfv import Bfv
 from rayfed.protections.ckks import Ckks
 from rayfed.protections.paillier import Paillier, PaillierScheme, parsed
+from rayfed.runs import runner
+from rayfed.simulation.progress import Progress
 from rayfed.update import Update
 
 WEIGHT = 33
@@ -152,7 +152,7 @@ def rounds(data: str) -> None:
         )
         clock = Clock()
         with tempfile.TemporaryDirectory() as folder:
-            runs.launch(scenario, folder, on_ray(), clock)
+            runner.launch(scenario, folder, on_ray(), clock)
         spent[arm] = clock.seconds[1]
         print(f"LeNet, ten clients of {data}, {arm}: {spent[arm]:.2f} s a round, {spent[arm] - spent['plain']:+.2f} s")
 

@@ -28,9 +28,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from rayfed.attacks.inverting_gradients import InvertingGradients
-from rayfed.attacks.two_images import TwoImages
-from rayfed.client.local import gradient_method, update_method
+from rayfed.attacks.adaptive.two_images import TwoImages
+from rayfed.attacks.matching.inverting_gradients import InvertingGradients
 from rayfed.defences.base import Batch, Defence, Task
 from rayfed.defences.dcs2 import Dcs2
 from rayfed.defences.gaussian import Gaussian
@@ -42,6 +41,7 @@ from rayfed.models.build import build_model
 from rayfed.registry import build
 from rayfed.samples import Pixels
 from rayfed.scenario import Training
+from rayfed.simulation.client.local import gradient_method, update_method
 from rayfed.update import Named, Observation
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -20,7 +20,6 @@ from time import process_time
 import torch
 from torch import Tensor
 
-from rayfed.client.local import update_method
 from rayfed.defences.base import Batch, Defence, Task
 from rayfed.defences.soteria import displacement, estimated_norms, jacobian_norms
 from rayfed.gradients import buffers_of, weights_of
@@ -28,6 +27,7 @@ from rayfed.models.build import build_model
 from rayfed.models.front import Front
 from rayfed.registry import build
 from rayfed.scenario import Training
+from rayfed.simulation.client.local import update_method
 from rayfed.update import Update
 
 SHAPE, CLASSES = (3, 32, 32), 10

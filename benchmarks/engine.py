@@ -34,16 +34,16 @@ import numpy as np
 from actors.executor import on_ray
 from benchmarks.work import BATCH, LR, SAMPLES, PlainLoop, Work, data
 from rayfed import scenario as scenarios
-from rayfed.client.arm import build_arm
-from rayfed.client.plan import drawn_clients
 from rayfed.data.base import Dataset
 from rayfed.data.partitions.base import Parts
-from rayfed.engine.account import Account
-from rayfed.engine.federation import Federation
-from rayfed.engine.inputs import Inputs
-from rayfed.engine.progress import Progress
-from rayfed.engine.rounds import Round
 from rayfed.scenario import Scenario, resolve
+from rayfed.simulation.account import Account
+from rayfed.simulation.client.arm import build_arm
+from rayfed.simulation.client.plan import drawn_clients
+from rayfed.simulation.inputs import Inputs
+from rayfed.simulation.progress import Progress
+from rayfed.simulation.rounds.federation import Federation
+from rayfed.simulation.rounds.round import Round
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PROCESSES = 2

@@ -28,20 +28,20 @@ from torch import Tensor
 from torch.func import functional_call
 
 from rayfed import scenario as scenarios
-from rayfed import seeds
 from rayfed.aggregation.base import InteractiveAggregation
 from rayfed.aggregation.server import GlobalModel, TreeFold
 from rayfed.aggregation.server_optimiser import ServerOptimiser
-from rayfed.client import plan
-from rayfed.client.arm import aggregation_of
-from rayfed.client.sent import Sent
+from rayfed.core import seeds
 from rayfed.data.base import Dataset
 from rayfed.data.sets.digits import Digits
 from rayfed.data.sets.gaussian_toy import EXTENT
 from rayfed.data.sets.mnist import MNIST
-from rayfed.engine.inputs import Inputs, prepare
-from rayfed.engine.worker import ClientWorker
 from rayfed.registry import component
+from rayfed.simulation.client import plan
+from rayfed.simulation.client.arm import aggregation_of
+from rayfed.simulation.client.server_message import Sent
+from rayfed.simulation.executors.worker import ClientWorker
+from rayfed.simulation.inputs import Inputs, prepare
 
 FLIPPERS, CLIENTS = 3, 10
 TOY = Path(__file__).parent.parent / "scenarios" / "toy.yaml"

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 from actors.process import keep_freed_memory
 from benchmarks.work import BATCH, LR, SAMPLES, LeNet5
-from rayfed.client.cohort import cohort_updates
-from rayfed.client.failures import Failed
 from rayfed.defences.base import Batch, Task
 from rayfed.gradients import flatten, weights_of
 from rayfed.scenario import Training
+from rayfed.simulation.client.cohort import cohort_updates
+from rayfed.simulation.client.failures import Failed
 
 WAYS: tuple[Literal["loop", "vmap", "fused"], ...] = ("loop", "vmap", "fused")
 

@@ -43,15 +43,15 @@ from torch.nn import functional as F
 from benchmarks.attacks import MODELS, generators, images_of, observe
 from rayfed import gradients
 from rayfed import scenario as scenarios
-from rayfed.attacks.april import April
 from rayfed.attacks.base import Attack
-from rayfed.attacks.inverting_gradients import InvertingGradients
-from rayfed.client.runtime import ClientRuntime
-from rayfed.client.sent import Sent
+from rayfed.attacks.closed_form.april import April
+from rayfed.attacks.matching.inverting_gradients import InvertingGradients
+from rayfed.core.memory import on_host
 from rayfed.data.base import Dataset
-from rayfed.engine.machine import set_gpu_arithmetic
-from rayfed.memory import on_host
 from rayfed.models.build import build_model
+from rayfed.simulation.client.runtime import ClientRuntime
+from rayfed.simulation.client.server_message import Sent
+from rayfed.simulation.machine import set_gpu_arithmetic
 
 HEADING = "## Measured"
 _GIB = 2**30

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rayfed import seeds
-from rayfed.attacks.grnn import Grnn
+from rayfed.attacks.matching.grnn import Grnn
+from rayfed.core import seeds
 from rayfed.gradients import buffers_of, gradient, weights_of
 from rayfed.metrics.score import Scorer
 from rayfed.models.build import build_model

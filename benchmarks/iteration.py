@@ -35,8 +35,8 @@ from rayfed.attacks.matching.distances import one_minus_cosine
 from rayfed.attacks.matching.problem import Matching
 from rayfed.attacks.matching.second_derivatives import IN_TURN, TOGETHER
 from rayfed.attacks.text.tag import on_vectors
+from rayfed.core.memory import most_held
 from rayfed.gradients import buffers_of, gradient, weights_of
-from rayfed.memory import most_held
 from rayfed.models.build import build_model
 from rayfed.models.trained import blocks_of
 from rayfed.samples import Tokens

@@ -33,20 +33,20 @@ import torch
 from torch import Tensor, nn
 
 from rayfed import gradients
-from rayfed.analysis import loading
 from rayfed.attacks.forward_probe import buffers_for, without_tracking
-from rayfed.client.sent import Sent
-from rayfed.client.visit import ObservationRequest
-from rayfed.engine import runs
-from rayfed.engine.inputs import prepare
-from rayfed.engine.local import local
-from rayfed.engine.progress import Progress
-from rayfed.engine.worker import ClientWorker
+from rayfed.core.shipped import shipped
 from rayfed.evidence.paired import holm
 from rayfed.evidence.settings import estimate
 from rayfed.metrics.roc import share
+from rayfed.results import loading
+from rayfed.runs import runner
 from rayfed.scenario.reading import load, parse
-from rayfed.shipped import shipped
+from rayfed.simulation.client.server_message import Sent
+from rayfed.simulation.client.visit import ObservationRequest
+from rayfed.simulation.executors.local import local
+from rayfed.simulation.executors.worker import ClientWorker
+from rayfed.simulation.inputs import prepare
+from rayfed.simulation.progress import Progress
 from rayfed.store import checkpoint
 from rayfed.store.folder import SCENARIO, RunFolder
 from rayfed.update import Observation
@@ -104,7 +104,7 @@ def played(cell: Path, trained: str, defence: str, rounds: int, victims: int) ->
     except FileExistsError:
         return
     clock = Clock()
-    folder = runs.launch(scenario, str(cell), local, clock)
+    folder = runner.launch(scenario, str(cell), local, clock)
     told = {"run": folder.url, "seconds": clock.seconds, "hits": hits(folder, trained)}
     (cell / "cell.json").write_text(json.dumps(told), encoding="utf-8")
 
@@ -160,7 +160,7 @@ def played_after(cell: Path, called: str, scenario: Any) -> None:
             (cell / f"{called}-{moment}").mkdir()
         except FileExistsError:
             continue
-        folder = runs.attack(scenario, after, str(cell / f"{called}-{moment}"), local, Progress())
+        folder = runner.attack(scenario, after, str(cell / f"{called}-{moment}"), local, Progress())
         (cell / f"{called}-{moment}.json").write_text(json.dumps({"run": folder.url}), encoding="utf-8")
 
 

@@ -3,9 +3,9 @@
     python -m benchmarks.nodes [--nodes 2 8 32] [--actors 16] [--cohorts 6400] [--numbers 1100000]
     python -m benchmarks.nodes --ray 2 4             # real nodes of Ray on this machine, one actor each
 
-Without `--ray` the nodes are pretended: the run's own plan of calls and sums (`rayfed.engine.node_sums`), with the
-real copying and adding in this process, one after another. A node's seconds are those of its longest chain of calls,
-for calls of one level go on side by side on its actors; a network is not pretended.
+Without `--ray` the nodes are pretended: the run's own plan of calls and sums (`rayfed.simulation.rounds.node_sums`),
+with the real copying and adding in this process, one after another. A node's seconds are those of its longest chain of
+calls, for calls of one level go on side by side on its actors; a network is not pretended.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ import torch
 from rayfed.aggregation.fedavg import FedAvg
 from rayfed.aggregation.server import TreeFold
 from rayfed.aggregation.weighted_sum import WeightedSum
-from rayfed.client.runtime import CohortReport
-from rayfed.engine.executor import Call, Done
-from rayfed.engine.node_sums import NodeSums, homes
-from rayfed.engine.stragglers import Cohort, Portion, Result, portions
 from rayfed.scenario import ResolvedArm, Scenario, parse, resolve
+from rayfed.simulation.client.runtime import CohortReport
+from rayfed.simulation.executors.base import Call, Done
+from rayfed.simulation.executors.stragglers import Cohort, Portion, Result, portions
+from rayfed.simulation.rounds.node_sums import NodeSums, homes
 
 
 def arm() -> ResolvedArm:
@@ -159,10 +159,10 @@ def on_cluster(nodes: int, rounds: int) -> Iterator[str]:
     from ray.experimental import get_object_locations
 
     from actors.executor import RayExecutor, on_ray
-    from rayfed.engine.federation import Federation
-    from rayfed.engine.inputs import prepare
-    from rayfed.engine.progress import Progress
-    from rayfed.engine.rounds import Round
+    from rayfed.simulation.inputs import prepare
+    from rayfed.simulation.progress import Progress
+    from rayfed.simulation.rounds.federation import Federation
+    from rayfed.simulation.rounds.round import Round
 
     served, apart = RayExecutor.serve, RayExecutor.nodes
     added: list[Any] = []

@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rayfed import registry
-from rayfed.attacks.april import April
 from rayfed.attacks.base import Attack
+from rayfed.attacks.closed_form.april import April
 from rayfed.attacks.closed_form.probe import probe
-from rayfed.attacks.gradinversion import GradInversion
-from rayfed.attacks.gradvit import GradVit, patches_of
-from rayfed.attacks.idlg import Idlg
-from rayfed.attacks.inverting_gradients import InvertingGradients
+from rayfed.attacks.matching.gradinversion import GradInversion
+from rayfed.attacks.matching.gradvit import GradVit, patches_of
+from rayfed.attacks.matching.idlg import Idlg
+from rayfed.attacks.matching.inverting_gradients import InvertingGradients
 from rayfed.gradients import buffers_of, gradient, weights_of
 from rayfed.metrics.images import psnr
 from rayfed.update import Observation

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.attacks import observe, plain
-from rayfed.attacks.inverting_gradients import InvertingGradients
+from rayfed.attacks.matching.inverting_gradients import InvertingGradients
 from rayfed.data.base import Dataset, in_memory
 from rayfed.metrics.assignment import assign
 from rayfed.metrics.images import psnr

@@ -20,10 +20,10 @@ from time import process_time
 from typing import Any
 
 from rayfed import scenario
-from rayfed.engine import runs
-from rayfed.engine.local import local
-from rayfed.engine.machine import PORTABLE
-from rayfed.engine.progress import Progress
+from rayfed.runs import runner
+from rayfed.simulation.executors.local import local
+from rayfed.simulation.machine import PORTABLE
+from rayfed.simulation.progress import Progress
 
 MODES = ("machine", "portable")
 SCENARIOS: dict[str, dict[str, Any]] = {
@@ -59,7 +59,7 @@ def play(name: str, mode: str) -> list[float]:
     document = {"name": name, **SCENARIOS[name], "resources": {"deterministic": mode}}
     clock = Clock()
     with TemporaryDirectory() as out:
-        runs.launch(scenario.parse(json.dumps(document), name), out, local, clock)
+        runner.launch(scenario.parse(json.dumps(document), name), out, local, clock)
     return clock.seconds[1:]
 
 

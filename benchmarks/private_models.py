@@ -24,22 +24,22 @@ import torch
 from rayfed.aggregation.server import GlobalModel
 from rayfed.aggregation.server_optimiser import ServerOptimiser
 from rayfed.attacks.base import Reconstruction
-from rayfed.client.arm import Arm, aggregation_of, build_arm
-from rayfed.client.local import update_method
-from rayfed.client.observations import ObservationBuilder
-from rayfed.client.sent import Sent, State
-from rayfed.client.visit import ClientVisit, Truth
+from rayfed.core.documents import load_yaml
+from rayfed.core.seeds import torch_generator
 from rayfed.defences.base import Batch, Task
-from rayfed.documents import load_yaml
-from rayfed.engine.inputs import prepare
-from rayfed.engine.worker import ClientWorker
 from rayfed.gradients import buffers_of, weights_of
 from rayfed.metrics.bayesian import knowledge_increment
 from rayfed.metrics.images import mse
 from rayfed.models.build import build_model
 from rayfed.models.private import freeze
 from rayfed.scenario import AttackSpec, DefenceSpec, ModelSpec, Scenario, Training, parse
-from rayfed.seeds import torch_generator
+from rayfed.simulation.client.arm import Arm, aggregation_of, build_arm
+from rayfed.simulation.client.local import update_method
+from rayfed.simulation.client.server_message import Sent, State
+from rayfed.simulation.client.visit import ClientVisit, Truth
+from rayfed.simulation.executors.worker import ClientWorker
+from rayfed.simulation.inputs import prepare
+from rayfed.threat_model.observations import ObservationBuilder
 from rayfed.update import Observation
 
 ARMS = {

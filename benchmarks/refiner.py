@@ -32,10 +32,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from rayfed import seeds
 from rayfed.aggregation.server_optimiser import ServerOptimiser
-from rayfed.attacks.inverting_gradients import InvertingGradients
-from rayfed.client.local import gradient_method, update_method
+from rayfed.attacks.matching.inverting_gradients import InvertingGradients
+from rayfed.core import seeds
 from rayfed.data.base import Dataset
 from rayfed.defences.base import Batch, Defence, Task
 from rayfed.defences.gaussian import Gaussian
@@ -51,6 +50,7 @@ from rayfed.models.pretrained import load_evaluator
 from rayfed.registry import build
 from rayfed.samples import Pixels
 from rayfed.scenario import Training
+from rayfed.simulation.client.local import gradient_method, update_method
 from rayfed.update import Named, Observation
 
 CPU = torch.device("cpu")

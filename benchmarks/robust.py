@@ -18,14 +18,14 @@ import torch
 
 from rayfed.aggregation.server import GlobalModel, TreeFold
 from rayfed.aggregation.server_optimiser import ServerOptimiser
-from rayfed.client import plan
-from rayfed.client.arm import aggregation_of
-from rayfed.client.sent import Sent
-from rayfed.engine.inputs import prepare
-from rayfed.engine.worker import ClientWorker
+from rayfed.core.seeds import torch_generator
 from rayfed.errors import UserError
 from rayfed.scenario import Scenario, load
-from rayfed.seeds import torch_generator
+from rayfed.simulation.client import plan
+from rayfed.simulation.client.arm import aggregation_of
+from rayfed.simulation.client.server_message import Sent
+from rayfed.simulation.executors.worker import ClientWorker
+from rayfed.simulation.inputs import prepare
 from rayfed.store.schemas import VERSUS
 
 SCENARIO = Path(__file__).parent.parent / "scenarios" / "robust.yaml"

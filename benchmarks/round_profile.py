@@ -37,7 +37,7 @@ def profiled(case: str, rounds: int) -> dict[str, list[float]]:
     import psutil
 
     from benchmarks.engine import _work, engine
-    from rayfed.engine.rounds import Round
+    from rayfed.simulation.rounds.round import Round
 
     found: dict[str, list[float]] = defaultdict(list)
 

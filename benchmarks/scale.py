@@ -30,10 +30,10 @@ from actors.cluster import allot, connected
 from actors.executor import TrialExecution
 from benchmarks.memory import Watch, family
 from rayfed import scenario as scenarios
-from rayfed.engine.federation import Federation
-from rayfed.engine.inputs import prepare
-from rayfed.engine.progress import Progress
-from rayfed.engine.rounds import Round, count_calls
+from rayfed.simulation.inputs import prepare
+from rayfed.simulation.progress import Progress
+from rayfed.simulation.rounds.federation import Federation
+from rayfed.simulation.rounds.round import Round, count_calls
 from rayfed.store import checkpoint
 from rayfed.store.folder import RunFolder
 

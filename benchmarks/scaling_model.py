@@ -4,7 +4,7 @@
 
 A round is: the weights spread over the nodes; the driver hands out cohorts and takes reports back, one after the other;
 actors train; partial results cross the server's network and are folded there, one after the other. With `folds` they
-meet on their nodes first, by the run's own plan (`rayfed.engine.node_sums`), when all cohorts are trained.
+meet on their nodes first, by the run's own plan (`rayfed.simulation.rounds.node_sums`), when all cohorts are trained.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ import numpy as np
 
 from benchmarks.nodes import Places, branches, planned
 from rayfed.aggregation.server import TreeFold
-from rayfed.client.runtime import CohortReport
-from rayfed.engine.executor import Call, Done
-from rayfed.engine.node_sums import NodeSums
-from rayfed.engine.stragglers import Result
+from rayfed.simulation.client.runtime import CohortReport
+from rayfed.simulation.executors.base import Call, Done
+from rayfed.simulation.executors.stragglers import Result
+from rayfed.simulation.rounds.node_sums import NodeSums
 
 MEASURED = Path(__file__).resolve().parent.parent / "docs" / "scaling.json"
 

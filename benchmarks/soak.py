@@ -35,9 +35,9 @@ from scipy import stats
 from actors import local_ray
 from actors.executor import on_ray
 from rayfed import scenario
-from rayfed.engine import runs
-from rayfed.engine.local import local
-from rayfed.engine.progress import Progress
+from rayfed.runs import runner
+from rayfed.simulation.executors.local import local
+from rayfed.simulation.progress import Progress
 
 ALLOWED = {"memory": 20.0, "files": 5.0, "threads": 5.0, "processes": 5.0, "shared": 5.0, "temporary": 20.0}
 """Growth an hour that counts as none: megabytes (memory, shared, temporary) or numbers."""
@@ -116,7 +116,7 @@ def soak(executor: str, seconds: float, every: float, out: Path, temporary: Path
     try:
         with local_ray.starting() if executor == "ray" else nullcontext():
             while monotonic() - began < seconds:
-                runs.launch(scenario.parse(json.dumps(SCENARIO), "soak"), str(out / "runs"), execution, Progress())
+                runner.launch(scenario.parse(json.dumps(SCENARIO), "soak"), str(out / "runs"), execution, Progress())
                 launches += 1
     finally:
         over.set()

@@ -23,10 +23,10 @@ from actors.cluster import allot_trial, connected
 from actors.executor import TrialExecution
 from actors.sweep import on_tune
 from rayfed import scenario as scenarios
-from rayfed.engine import runs, sweeps
-from rayfed.engine.progress import Progress, SweepProgress
+from rayfed.runs import runner, sweeps
 from rayfed.scenario import Scenario
 from rayfed.scenario.trials import planned, scenario_of
+from rayfed.simulation.progress import Progress, SweepProgress
 from rayfed.store.folder import RunFolder
 
 
@@ -67,7 +67,7 @@ def main() -> None:
         for trial in planned(scenario):
             before = monotonic()
             folder = RunFolder.create(out, "alone")
-            runs.launch_in(folder, scenario_of(scenario, trial), execution, Progress())
+            runner.launch_in(folder, scenario_of(scenario, trial), execution, Progress())
             alone.append(monotonic() - before)
     (start, idle), (end, idle_then) = watch.began, watch.ends[-1]
     wall = end - start

@@ -24,11 +24,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from rayfed import seeds
 from rayfed.attacks.base import Attack
-from rayfed.attacks.idlg import Idlg
-from rayfed.attacks.inverting_gradients import InvertingGradients
-from rayfed.client.local import update_method
+from rayfed.attacks.matching.idlg import Idlg
+from rayfed.attacks.matching.inverting_gradients import InvertingGradients
+from rayfed.core import seeds
 from rayfed.defences.base import Batch, Defence, Task
 from rayfed.defences.vae import Vae
 from rayfed.gradients import buffers_of, weights_of
@@ -37,6 +36,7 @@ from rayfed.models.build import build_model
 from rayfed.registry import build
 from rayfed.samples import Pixels
 from rayfed.scenario import Training
+from rayfed.simulation.client.local import update_method
 from rayfed.update import Named, Observation
 
 MODELS: dict[str, dict[str, Any]] = {"small_cnn": {}, "lenet": {"activation": "sigmoid", "init": "uniform"}}

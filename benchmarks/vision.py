@@ -34,7 +34,7 @@ from torch.nn.functional import cross_entropy, interpolate
 from torchvision.transforms.functional import center_crop, pil_to_tensor, resize, resized_crop, to_pil_image
 
 from benchmarks import peeling
-from rayfed.attacks.head import Head
+from rayfed.attacks.closed_form.head import Head
 from rayfed.attacks.matching.priors import total_variation
 from rayfed.gradients import buffers_of, gradient, weights_of
 from rayfed.metrics.images import psnr, ssim

@@ -15,7 +15,7 @@ from time import process_time
 import torch
 from torch import nn
 
-from rayfed.attacks.april import April
+from rayfed.attacks.closed_form.april import April
 from rayfed.gradients import buffers_of, gradient, weights_of
 from rayfed.metrics.images import psnr
 from rayfed.models.build import build_model

@@ -24,6 +24,7 @@ from pydantic.fields import FieldInfo
 from rayfed import registry
 from rayfed.cli import app
 from rayfed.cli.common import EXIT_CODES
+from rayfed.core.shipped import shipped
 from rayfed.evidence import findings, gate, gate_shares, next_step
 from rayfed.evidence.checks import GateState
 from rayfed.metrics.measures import MEASURES
@@ -42,7 +43,6 @@ from rayfed.scenario import (
     Train,
 )
 from rayfed.scenario.system import DeviceClass, System
-from rayfed.shipped import shipped
 from rayfed.store.schemas import OUTCOME_FIELDS, TABLES, TRIAL_FIELDS
 
 DOCS = Path(__file__).resolve().parent

@@ -10,29 +10,29 @@ from importlib import import_module
 from os import PathLike, fspath, getcwd
 from typing import TYPE_CHECKING, Any
 
-from rayfed.user_exits import exits_refused
+from rayfed.core.user_exits import exits_refused
 from rayfed.version import __version__
 
 if TYPE_CHECKING:
     from torch import nn
 
     from rayfed.aggregation.base import Aggregation
-    from rayfed.analysis.loading import Run, Sweep
     from rayfed.attacks.base import Attack, Reconstruction
-    from rayfed.client.defending import Defended
-    from rayfed.client.grants.base import Grant
     from rayfed.defences.base import Defence, Task
-    from rayfed.engine.calling import Source
     from rayfed.metrics.base import Metric
     from rayfed.recording import Recorder
     from rayfed.registry import component
+    from rayfed.results.loading import Run, Sweep
+    from rayfed.runs.api_args import Source
+    from rayfed.simulation.client.defending import Defended
+    from rayfed.threat_model.grants.base import Grant
     from rayfed.update import LocalTraining, Observation, Update
 
 _CLASSES = {
     "Aggregation": "rayfed.aggregation.base",
     "Attack": "rayfed.attacks.base",
     "Defence": "rayfed.defences.base",
-    "Grant": "rayfed.client.grants.base",
+    "Grant": "rayfed.threat_model.grants.base",
     "LocalTraining": "rayfed.update",
     "Metric": "rayfed.metrics.base",
     "Observation": "rayfed.update",
@@ -94,7 +94,7 @@ def load(path: str | PathLike[str]) -> Run | Sweep:
     >>> run.status["state"], run.rounds["clients"].to_pylist()
     ('finished', [2])
     """
-    from rayfed.analysis import loading
+    from rayfed.results import loading
 
     return loading.load(fspath(path))
 
@@ -181,7 +181,7 @@ def defend(
     >>> sent = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     >>> returned = guard.answer(sent, model.state_dict())  # after the client's training
     """
-    from rayfed.client.defending import Defended, Loop
+    from rayfed.simulation.client.defending import Defended, Loop
 
     return Defended(defences, model, Loop(rounds, samples, batch_size, steps, poisson), seed)
 
@@ -221,17 +221,17 @@ def launch(
     >>> run.attacks.column("status").to_pylist()
     ['ok']
     """
-    from rayfed.analysis.loading import Run
-    from rayfed.engine import runs
-    from rayfed.engine.calling import scenario_of, shown
-    from rayfed.engine.executions import execution
     from rayfed.errors import ScenarioError
+    from rayfed.results.loading import Run
+    from rayfed.runs import runner
+    from rayfed.runs.api_args import scenario_of, shown
+    from rayfed.runs.executors import execution
 
     loaded = scenario_of(scenario, changes)
     if loaded.sweep is not None:
         raise ScenarioError(f"{loaded.name} has a `sweep`: call rayfed.sweep")
     with shown(show) as progress:
-        folder = runs.launch(loaded, _text(out), execution(executor, address), progress)
+        folder = runner.launch(loaded, _text(out), execution(executor, address), progress)
         progress.finished(f"{folder.url}/report.html")
     return Run(folder)
 
@@ -250,13 +250,13 @@ def sweep(
     """
     import warnings
 
-    from rayfed.analysis.loading import Sweep
-    from rayfed.engine import sweeps
-    from rayfed.engine.calling import scenario_of
-    from rayfed.engine.executions import sweep_execution
-    from rayfed.engine.progress import SweepProgress
     from rayfed.errors import ScenarioError
-    from rayfed.report.sweep import try_sweep_report
+    from rayfed.report.html.sweep import try_sweep_report
+    from rayfed.results.loading import Sweep
+    from rayfed.runs import sweeps
+    from rayfed.runs.api_args import scenario_of
+    from rayfed.runs.executors import sweep_execution
+    from rayfed.simulation.progress import SweepProgress
 
     loaded = scenario_of(scenario, changes)
     if loaded.sweep is None:
@@ -291,12 +291,12 @@ def attack(
     >>> run.status["kind"]
     'attack'
     """
-    from rayfed.analysis.loading import Run
-    from rayfed.engine import runs
-    from rayfed.engine.calling import address_of, scenario_of, shown
-    from rayfed.engine.executions import execution
-    from rayfed.engine.finding import search_where
     from rayfed.errors import ScenarioError, UserError
+    from rayfed.results.loading import Run
+    from rayfed.runs import runner
+    from rayfed.runs.api_args import address_of, scenario_of, shown
+    from rayfed.runs.executors import execution
+    from rayfed.runs.scenario_loading import search_where
 
     if arm is not None and run is None:
         raise UserError("found `arm` without `run`: give the run that contains the arm")
@@ -307,7 +307,7 @@ def attack(
     if not loaded.attacks:
         raise ScenarioError(f"{loaded.name} has no `attacks`: add one, such as `attacks: [idlg]`")
     with shown(show) as progress:
-        folder = runs.attack(loaded, source, _text(out), execution(executor, address), progress, arm)
+        folder = runner.attack(loaded, source, _text(out), execution(executor, address), progress, arm)
         progress.finished(f"{folder.url}/report.html")
     return Run(folder)
 
@@ -361,15 +361,15 @@ def audit(
     from time import monotonic
 
     from rayfed import registry
-    from rayfed.analysis.audit import DEFENCES, Plan
-    from rayfed.analysis.loading import Run
-    from rayfed.engine import audit_options as options
-    from rayfed.engine.attacking import Deadline
-    from rayfed.engine.audit import Budget
-    from rayfed.engine.audit import audit as run_audit
-    from rayfed.engine.audit_queue import BATCHES
-    from rayfed.engine.calling import address_of, shown
-    from rayfed.engine.executions import execution
+    from rayfed.audit import options as options
+    from rayfed.audit.plan import DEFENCES, Plan
+    from rayfed.audit.queue import BATCHES
+    from rayfed.audit.run import Budget
+    from rayfed.audit.run import audit as run_audit
+    from rayfed.results.loading import Run
+    from rayfed.runs.api_args import address_of, shown
+    from rayfed.runs.executors import execution
+    from rayfed.simulation.rounds.attacks import Deadline
 
     registry.search(getcwd())
     source = address_of(run)

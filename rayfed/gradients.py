@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from rayfed import losses
-from rayfed.number_types import check_types
+from rayfed.core import losses
+from rayfed.core.number_types import check_types
+from rayfed.core.vectorised import in_turn, refusal
 from rayfed.update import Named
-from rayfed.vectorised import in_turn, refusal
 
 Result = TypeVar("Result")
 

@@ -25,14 +25,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from rayfed.arrays import Arrays, by_name, is_counter, to_tensor
-from rayfed.attacks.given import observe
+from rayfed.attacks.external_update import observe
+from rayfed.core.arrays import Arrays, by_name, is_counter, to_tensor
+from rayfed.core.number_types import check_model
+from rayfed.core.recording_checks import LOCAL, build_loss, check_normalisation, check_round, check_shape, count_outputs
+from rayfed.core.targets import to_targets
 from rayfed.errors import DataError, UserError
 from rayfed.models.wrappers import bare_name, unwrapped
-from rayfed.number_types import check_model
-from rayfed.recording_checks import LOCAL, build_loss, check_normalisation, check_round, check_shape, count_outputs
 from rayfed.samples import Pixels
-from rayfed.targets import to_targets
 from rayfed.update import LocalTraining, Named, digest_of
 
 FORMAT, VERSION = "rayfed-recording", 1
@@ -230,7 +230,7 @@ class Recorder:
         if inputs.ndim != 4 or not inputs.is_floating_point() or not inputs.numel():
             raise UserError(
                 f"record: inputs are {inputs.dtype} {tuple(inputs.shape)}; expected images (N, C, H, W) of floats. "
-                f"Texts and rows cannot be recorded: attack them with rayfed.attacks.given.observe"
+                f"Texts and rows cannot be recorded: attack them with rayfed.attacks.external_update.observe"
             )
         images = inputs.detach().cpu().float()
         if self._mean is not None and self._std is not None:
@@ -354,7 +354,7 @@ class RecordedUpdate:
 
     @property
     def answer(self) -> dict[str, Any]:
-        """Return the recorded update as keyword arguments of `rayfed.attacks.given.observe`."""
+        """Return the recorded update as keyword arguments of `rayfed.attacks.external_update.observe`."""
         return (
             {"gradient": self.returned} if self.kind == "gradient" else {"returned": self.returned, "local": self.local}
         )

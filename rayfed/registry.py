@@ -25,9 +25,9 @@ from typing import Any, TypeVar, dataclass_transform
 import pydantic
 from pydantic import ConfigDict, TypeAdapter
 
+from rayfed.core.modules import module_of
+from rayfed.core.user_exits import exits_refused
 from rayfed.errors import UserError, nearest
-from rayfed.modules import module_of
-from rayfed.user_exits import exits_refused
 
 T = TypeVar("T")
 
@@ -56,10 +56,11 @@ NAMED: set[str] = set()
 _ROOMS = {
     "aggregations": "aggregation",
     "datasets": "data.sets",
-    "grants": "client.grants",
+    "grants": "threat_model.grants",
+    "losses": "core.losses",
     "partitions": "data.partitions",
     "poisonings": "poisoning",
-    "views": "client.views",
+    "views": "threat_model.views",
 }
 _METHODS = {
     "attacks": ("reconstruct", "infer"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rayfed.engine.executions import brought
+from rayfed.runs.executors import brought
 from rayfed.scenario import Scenario
 
 

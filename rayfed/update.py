@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rayfed.core.reasons import Reason
 from rayfed.errors import UserError
-from rayfed.reasons import Reason
 from rayfed.samples import SampleSpec
 
 Named = dict[str, Tensor]
@@ -250,8 +250,8 @@ class Observation:
     """Labels (batch_size,) int64, numbers (batch_size, classes), or classes of positions (batch_size, ...) int64. None
     unless the threat model grants them."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Other knowledge that the threat model grants, by the names in `rayfed.client.grants`. For example, `public` is a
-    pair of inputs (M, *shape) and labels (M,), and `defence` are bool masks by name. Knowledge that depends on the
+    """Other knowledge that the threat model grants, by the names in `rayfed.threat_model.grants`. For example, `public`
+    is a pair of inputs (M, *shape) and labels (M,), and `defence` are bool masks by name. Knowledge that depends on the
     values of a hidden update is a function of the `Update`, to be called when it is opened."""
     has_numbers: bool = False
     """Whether labels are numbers, one per output of the model, rather than classes."""

@@ -9,13 +9,13 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from rayfed.client.local import update_method
 from rayfed.defences.base import Batch, Defence, Task
 from rayfed.gradients import buffers_of, gradient, weights_of
 from rayfed.models.lenet import LeNet
 from rayfed.registry import build
 from rayfed.samples import Pixels, SampleSpec, Tokens
 from rayfed.scenario import Training
+from rayfed.simulation.client.local import update_method
 from rayfed.update import Observation
 
 LENET = ("lenet", {"activation": "sigmoid", "init": "uniform"})

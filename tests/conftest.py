@@ -127,7 +127,7 @@ def no_report_that_nobody_reads(request: pytest.FixtureRequest, monkeypatch: pyt
     """
     longer = any(map(request.node.get_closest_marker, ("engine", "slow")))
     if not longer and "reports" not in request.fixturenames:
-        monkeypatch.setattr("rayfed.engine.recorder.RunRecorder._report", lambda recorder: None)
+        monkeypatch.setattr("rayfed.runs.recorder.RunRecorder._report", lambda recorder: None)
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ import tokenizers
 import torch
 from torch import Tensor, nn
 
-from rayfed import losses
+from rayfed.core import losses
 from rayfed.gradients import buffers_of, gradient, weights_of
 from rayfed.models.build import build_model
 from rayfed.models.trained import choose

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rayfed.engine.progress import Progress
+from rayfed.simulation.progress import Progress
 
 
 class Noting(Progress):

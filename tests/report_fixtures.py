@@ -21,8 +21,8 @@ import yaml
 from sklearn.datasets import load_digits
 from torch.nn import functional as F
 
-from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.evidence.outcomes import outcomes, with_pmm
+from rayfed.results.sweep_folder import SweepFolder
 from rayfed.store.folder import RunFolder
 from rayfed.store.images import encode_png
 

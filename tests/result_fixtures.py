@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
-from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.evidence.settings import Estimate, Setting
+from rayfed.results.sweep_folder import SweepFolder
 from rayfed.store.folder import RunFolder
 
 NOON = datetime(2025, 3, 1, 12)

@@ -23,9 +23,9 @@ from actors import sweep as sweeps
 from actors.actor_pool import Acquired, ActorPool
 from actors.executor import RayExecutor, on_ray
 from actors.process import ResourceShare
-from rayfed.engine import runs
-from rayfed.engine.progress import Progress
+from rayfed.runs import runner
 from rayfed.scenario import Scenario
+from rayfed.simulation.progress import Progress
 from rayfed.store import checkpoint
 from rayfed.store.folder import RunFolder
 from tests.progress_fixtures import Noting
@@ -202,7 +202,7 @@ def spied_launch(scenario: Scenario, folder: Path, progress: Progress | None = N
         patched.setattr(ActorMethod, "_remote", spied_call)
         patched.setattr(ray, "put", spied_put)
         patched.setattr(RayExecutor, "close", inspected)
-        spied.folder = runs.launch(scenario, str(folder), on_ray(), progress or Progress())
+        spied.folder = runner.launch(scenario, str(folder), on_ray(), progress or Progress())
     spied.calls = [(name, _resolved(given)) for name, given in spied.calls]
     return spied
 

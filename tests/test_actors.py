@@ -20,15 +20,15 @@ from actors.cluster import Alike, Allotment, Node, check, divide
 from actors.process import ResourceShare
 from rayfed import scenario as scenarios
 from rayfed.aggregation.server_optimiser import ServerOptimiser
-from rayfed.engine import runs
-from rayfed.engine.gpus import with_devices
-from rayfed.engine.local import local
-from rayfed.engine.progress import Progress
-from rayfed.engine.recorder import RunRecorder
-from rayfed.engine.server import ArmState, ServerRole
 from rayfed.errors import ResourceError, RunError, ScenarioError
-from rayfed.report import run as report
+from rayfed.report.html import run as report
+from rayfed.runs import runner
+from rayfed.runs.recorder import RunRecorder
 from rayfed.scenario import Scenario, resolve
+from rayfed.simulation.executors.local import local
+from rayfed.simulation.gpus import with_devices
+from rayfed.simulation.progress import Progress
+from rayfed.simulation.server import ArmState, ServerRole
 from rayfed.store.folder import RunFolder
 
 TEXT = """
@@ -337,4 +337,4 @@ def test_attacks_without_training_cannot_be_resumed(end: type[BaseException], tm
         raise end
     assert "rayfed resume" not in folder.read_text("report.html")
     with pytest.raises(RunError, match="nothing to resume"):
-        runs.resume(folder.url, local, Progress())
+        runner.resume(folder.url, local, Progress())

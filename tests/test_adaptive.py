@@ -14,20 +14,20 @@ from rayfed import scenario
 from rayfed.attacks.adaptive.estimate import as_sent, estimate_gradient
 from rayfed.attacks.adaptive.invert import invert_data, invert_defences
 from rayfed.attacks.base import Attack, not_applicable
-from rayfed.attacks.idlg import Idlg
-from rayfed.attacks.inverting_gradients import InvertingGradients
+from rayfed.attacks.matching.idlg import Idlg
+from rayfed.attacks.matching.inverting_gradients import InvertingGradients
 from rayfed.attacks.sealed import attempt
-from rayfed.client.sent import Sent
-from rayfed.client.visit import ObservationRequest, Truth
+from rayfed.core.reasons import Reason
 from rayfed.defences.base import Defence, Task
-from rayfed.engine.inputs import prepare
-from rayfed.engine.worker import ClientWorker
 from rayfed.evidence.criteria import Criterion
 from rayfed.evidence.findings import findings
 from rayfed.evidence.verdicts import collect_evidence, run_findings
 from rayfed.gradients import flatten
-from rayfed.reasons import Reason
 from rayfed.registry import component
+from rayfed.simulation.client.server_message import Sent
+from rayfed.simulation.client.visit import ObservationRequest, Truth
+from rayfed.simulation.executors.worker import ClientWorker
+from rayfed.simulation.inputs import prepare
 from rayfed.store.finding import State
 from rayfed.update import Observation
 from tests.attack_fixtures import psnr

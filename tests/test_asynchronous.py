@@ -17,17 +17,17 @@ from rayfed.aggregation.asynchronous import Model
 from rayfed.aggregation.fedasync import FedAsync
 from rayfed.aggregation.fedbuff import FedBuff
 from rayfed.aggregation.weighted_sum import WeightedSum
-from rayfed.client import plan
-from rayfed.client.devices import devices
-from rayfed.engine import runs
-from rayfed.engine.clock import Clock
-from rayfed.engine.flights import Flights
-from rayfed.engine.inputs import prepare
-from rayfed.engine.local import local
-from rayfed.engine.progress import Progress
-from rayfed.engine.work import Work
 from rayfed.errors import ScenarioError, UserError
+from rayfed.runs import runner
 from rayfed.scenario import Scenario
+from rayfed.simulation.client import plan
+from rayfed.simulation.client.devices import devices
+from rayfed.simulation.executors.local import local
+from rayfed.simulation.inputs import prepare
+from rayfed.simulation.progress import Progress
+from rayfed.simulation.virtual_time.clock import Clock
+from rayfed.simulation.virtual_time.flights import Flights
+from rayfed.simulation.virtual_time.work import Work
 from rayfed.store import checkpoint
 from rayfed.store.folder import RunFolder
 from tests.progress_fixtures import Interrupted
@@ -55,7 +55,7 @@ def parsed(*changes: str, text: str = TEXT) -> Scenario:
 
 
 def played(folder: Path, *changes: str, text: str = TEXT) -> RunFolder:
-    return runs.launch(parsed(*changes, text=text), str(folder), local, Progress())
+    return runner.launch(parsed(*changes, text=text), str(folder), local, Progress())
 
 
 # Rules
@@ -197,8 +197,8 @@ def test_a_step_is_made_of_what_arrived_with_its_staleness(tmp_path: Path) -> No
     for rounds in range(1, 5):
         versions.append(arm_weights(played(tmp_path / str(rounds), f"rounds={rounds}")))
     folder = played(tmp_path / "all", "rounds=4")
-    from rayfed.client.sent import Sent
-    from rayfed.engine.local import LocalExecutor
+    from rayfed.simulation.client.server_message import Sent
+    from rayfed.simulation.executors.local import LocalExecutor
 
     worker = LocalExecutor(prepare(parsed()))._client
     ages = set()
@@ -230,9 +230,9 @@ def test_a_run_that_is_resumed_makes_updates_on_their_way_again(changes: tuple[s
     whole = played(tmp_path / "a", *changes)
     assert max(row["staleness"] for row in rows(whole, "clients")) > 1
     with pytest.raises(KeyboardInterrupt):
-        runs.launch(parsed(*changes), str(tmp_path / "b"), local, Interrupted(2))
+        runner.launch(parsed(*changes), str(tmp_path / "b"), local, Interrupted(2))
     [folder] = (tmp_path / "b").iterdir()
-    resumed = runs.resume(str(folder), local, Progress())
+    resumed = runner.resume(str(folder), local, Progress())
     assert_same_bits(arm_weights(resumed), arm_weights(whole))
     timed = ("arm", "round", "client", "simulated_seconds", "staleness", "sent_bytes", "loss")
     assert [[row[name] for name in timed] for row in rows(resumed, "clients")] == [

@@ -15,9 +15,8 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from rayfed import scenario as scenarios
-from rayfed import seeds
 from rayfed.cli import app
-from rayfed.client.local import data_method
+from rayfed.core import seeds
 from rayfed.data.packing import pack
 from rayfed.data.sets.digits import Digits
 from rayfed.defences.ats import Ats
@@ -25,6 +24,7 @@ from rayfed.defences.base import Batch, Task
 from rayfed.defences.transformations import NAMES, transform
 from rayfed.errors import UserError
 from rayfed.pretraining.policy_search import Examiner, examiner_of, random_policies
+from rayfed.simulation.client.local import data_method
 from tests.attack_fixtures import digit, photo, seeded
 
 SCENARIO = """

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.attacks import TABLE
-from rayfed.attacks.analytic import Analytic
 from rayfed.attacks.base import Attack, InferenceAttack
-from rayfed.attacks.dlg import Dlg
+from rayfed.attacks.closed_form.analytic import Analytic
 from rayfed.attacks.forward_probe import without_tracking
-from rayfed.attacks.gradinversion import GradInversion
-from rayfed.attacks.idlg import Idlg
-from rayfed.attacks.inverting_gradients import InvertingGradients, decayed
 from rayfed.attacks.matching.adam import adam
 from rayfed.attacks.matching.distances import one_minus_cosine, squared_l2
+from rayfed.attacks.matching.dlg import Dlg
+from rayfed.attacks.matching.gradinversion import GradInversion
+from rayfed.attacks.matching.idlg import Idlg
+from rayfed.attacks.matching.inverting_gradients import InvertingGradients, decayed
 from rayfed.attacks.matching.lbfgs import minimise
 from rayfed.attacks.matching.priors import total_variation
 from rayfed.attacks.matching.problem import Matching, matched_layers

@@ -16,32 +16,33 @@ from PIL import Image
 from torch import Tensor, nn
 
 from rayfed import registry, scenario
-from rayfed.analysis import audit
-from rayfed.analysis.audit import Plan
-from rayfed.analysis.loading import load
-from rayfed.attacks.analytic import Analytic
 from rayfed.attacks.base import Reconstruction, not_applicable
+from rayfed.attacks.closed_form.analytic import Analytic
 from rayfed.attacks.fit import with_fit
-from rayfed.attacks.telling import Standing
+from rayfed.attacks.progress import Standing
+from rayfed.audit import plan as audit
+from rayfed.audit import run as engine
+from rayfed.audit.options import pipelines
+from rayfed.audit.plan import Plan
+from rayfed.audit.queue import pass_evaluations, pass_iterations, stages
 from rayfed.cli.options import of_fields
+from rayfed.core.reasons import Reason
 from rayfed.data.section import data_section
-from rayfed.engine import attacking, runs
-from rayfed.engine import audit as engine
-from rayfed.engine.attacking import Deadline
-from rayfed.engine.audit_options import pipelines
-from rayfed.engine.audit_queue import pass_evaluations, pass_iterations, stages
-from rayfed.engine.inputs import prepare
-from rayfed.engine.local import LocalExecutor, local
-from rayfed.engine.progress import AuditProgress, Progress
 from rayfed.errors import UserError
 from rayfed.evidence.criteria import Criterion
 from rayfed.evidence.findings import GRADIENT_FIT_TOL, findings
 from rayfed.evidence.methods import METHODS, MOST, Method
 from rayfed.models.build import build_model
 from rayfed.models.describe import described
-from rayfed.reasons import Reason
 from rayfed.registry import component
+from rayfed.results.loading import load
+from rayfed.runs import runner
 from rayfed.samples import Pixels
+from rayfed.simulation.executors.local import LocalExecutor, local
+from rayfed.simulation.inputs import prepare
+from rayfed.simulation.progress import AuditProgress, Progress
+from rayfed.simulation.rounds import attacks
+from rayfed.simulation.rounds.attacks import Deadline
 from rayfed.store import exits
 from rayfed.store.finding import Elsewhere, NotRun
 from rayfed.store.folder import RunFolder
@@ -482,10 +483,10 @@ def test_no_more_observations_are_held_than_memory_is_set_aside_for(
     monkeypatch.setattr(LocalExecutor, "run_clients", observed)
     monkeypatch.setattr(Progress, "attacks_done", lambda self, round, done, left: waiting.append(len(done) + len(left)))
     rows = []
-    for name, most_held, calls in (("all", attacking._HELD, 12), ("one", 1, 1)):
+    for name, most_held, calls in (("all", attacks._HELD, 12), ("one", 1, 1)):
         held.clear(), most.clear(), waiting.clear()
-        monkeypatch.setattr(attacking, "_HELD", most_held)
-        folder = runs.attack(loaded, None, str(tmp_path / name), local, Progress())
+        monkeypatch.setattr(attacks, "_HELD", most_held)
+        folder = runner.attack(loaded, None, str(tmp_path / name), local, Progress())
         assert max(most) == calls
         assert set(waiting) == {12}, "what is not observed yet is waiting, too"
         rows.append(rows_of(folder))

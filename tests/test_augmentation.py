@@ -12,16 +12,16 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as V
 
 from rayfed import scenario as scenarios
-from rayfed.client.augmentation import area_box, augmented
-from rayfed.client.cohort import cohort_updates
-from rayfed.client.observations import ObservationBuilder
-from rayfed.client.sent import Sent
-from rayfed.client.visit import ClientVisit
-from rayfed.engine.inputs import prepare
-from rayfed.engine.worker import ClientWorker
 from rayfed.errors import ScenarioError, UserError
 from rayfed.gradients import buffers_of, weights_of
 from rayfed.scenario import Augment, Scenario, Training
+from rayfed.simulation.client.augmentation import area_box, augmented
+from rayfed.simulation.client.cohort import cohort_updates
+from rayfed.simulation.client.server_message import Sent
+from rayfed.simulation.client.visit import ClientVisit
+from rayfed.simulation.executors.worker import ClientWorker
+from rayfed.simulation.inputs import prepare
+from rayfed.threat_model.observations import ObservationBuilder
 from rayfed.update import Update
 
 CPU = torch.device("cpu")

@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rayfed.attacks.dlg import Dlg
 from rayfed.attacks.matching.batch_norm import MovedStatistics, batch_norm_prior, returned_moments
 from rayfed.attacks.matching.distances import squared_l2
+from rayfed.attacks.matching.dlg import Dlg
 from rayfed.attacks.matching.problem import Matching
-from rayfed.client.local import local_training, update_method
 from rayfed.defences.base import Batch, Task
 from rayfed.gradients import buffers_of, weights_of
 from rayfed.models.convnet import ConvNet
 from rayfed.models.lenet import LeNet
 from rayfed.scenario import Training
+from rayfed.simulation.client.local import local_training, update_method
 from rayfed.update import Observation
 from tests.attack_fixtures import digit, photo, psnr, sample_of, seeded
 

@@ -8,16 +8,16 @@ import torch
 from scipy.stats import entropy
 from torch import Tensor
 
-from rayfed import seeds
 from rayfed.attacks.base import Reconstruction
-from rayfed.engine.attacking import AttackCall, note_attack
-from rayfed.engine.tables import RoundTables, Scored
+from rayfed.core import seeds
 from rayfed.evidence.attack_results import summarise_leakage
 from rayfed.evidence.bayesian_criteria import check_criteria
 from rayfed.evidence.training import summarise_arms
 from rayfed.metrics.bayesian import knowledge_increment, posterior_knowledge
 from rayfed.metrics.score import Scorer
 from rayfed.scenario import AttackSpec, parse, resolve
+from rayfed.simulation.rounds.attacks import AttackCall, note_attack
+from rayfed.simulation.tables import RoundTables, Scored
 from tests.attack_fixtures import digit, photo
 
 UNIFORM = np.full(10, 0.1)

@@ -12,15 +12,9 @@ from scipy.stats import norm
 from typer.testing import CliRunner
 
 from rayfed import scenario as scenarios
-from rayfed.analysis.loading import load
 from rayfed.cli import app
 from rayfed.defences.base import Task
 from rayfed.defences.dp_sgd import DpSgd
-from rayfed.engine import runs
-from rayfed.engine.bounds import BoundExceeded
-from rayfed.engine.inputs import prepare
-from rayfed.engine.local import local
-from rayfed.engine.progress import Progress
 from rayfed.errors import UserError
 from rayfed.evidence.proved_bounds import (
     BoundComparison,
@@ -36,9 +30,15 @@ from rayfed.privacy.accountant import Release
 from rayfed.privacy.printing import share_at_most
 from rayfed.privacy.tradeoff import TradeOff
 from rayfed.registry import component
-from rayfed.report.paper import write_figures
-from rayfed.report.run import write_report
+from rayfed.report.export.figures import write_figures
+from rayfed.report.html.run import write_report
 from rayfed.report.text.proved_bounds import bound_rows
+from rayfed.results.loading import load
+from rayfed.runs import runner
+from rayfed.runs.bounds import BoundExceeded
+from rayfed.simulation.executors.local import local
+from rayfed.simulation.inputs import prepare
+from rayfed.simulation.progress import Progress
 from rayfed.store import exits
 from rayfed.store.folder import RunFolder
 from tests.result_fixtures import attacked, small_run
@@ -228,13 +228,13 @@ attacks: [{{name: analytic, observes: gradient, victims: 40}}]
 
 @pytest.mark.engine
 def test_a_measurement_above_its_bound_is_an_error_of_ours(tmp_path: Path) -> None:
-    honest = runs.attack(scenarios.parse(PLANTED.format(defence="dp_sgd")), None, str(tmp_path), local, Progress())
+    honest = runner.attack(scenarios.parse(PLANTED.format(defence="dp_sgd")), None, str(tmp_path), local, Progress())
     [one] = compare_bounds(*(honest.read_table(name).to_pylist() for name in ("proved", "attacks", "inferences")))
     assert one.share.low <= one.bound < 0.4
     assert one.count == 40
     planted = scenarios.parse(PLANTED.format(defence="tests.test_bounds:Forgets"))
     with pytest.raises(BoundExceeded):
-        runs.attack(planted, None, str(tmp_path / "planted"), local, Progress())
+        runner.attack(planted, None, str(tmp_path / "planted"), local, Progress())
     [left] = (tmp_path / "planted").iterdir()
     assert exits.status(RunFolder.open(str(left)))["state"] == "failed"
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.attacks.base import Reconstruction
-from rayfed.attacks.buffers import Buffers
+from rayfed.attacks.closed_form.buffers import Buffers
+from rayfed.core.reasons import Reason
 from rayfed.evidence.criteria import Criterion
 from rayfed.evidence.findings import findings
-from rayfed.reasons import Reason
 from rayfed.update import LocalTraining
 from tests.attack_fixtures import observe, psnr, seeded
 from tests.test_audit import row

@@ -9,21 +9,21 @@ import pytest
 from typer.testing import CliRunner
 
 from rayfed import scenario as scenarios
+from rayfed.audit.canaries import Audited, audited
 from rayfed.cli import app
-from rayfed.client import local
 from rayfed.defences.base import GradientMethod, Task
 from rayfed.defences.dp_fedavg import DpFedAvg
 from rayfed.defences.dp_sgd import DpSgd
 from rayfed.defences.laplace import Laplace
 from rayfed.defences.noise import clip_factors
-from rayfed.engine.canaries import Audited, audited
-from rayfed.engine.inputs import prepare
 from rayfed.errors import UserError
 from rayfed.evidence.empirical_epsilon import bound_epsilon
 from rayfed.gradients import norm
 from rayfed.privacy.accountant import Release
 from rayfed.privacy.spending import Spending
 from rayfed.registry import component
+from rayfed.simulation.client import local
+from rayfed.simulation.inputs import prepare
 from rayfed.update import Named
 
 FEDERATION = """

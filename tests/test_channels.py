@@ -13,22 +13,22 @@ import pytest
 import torch
 
 from rayfed import scenario as scenarios
-from rayfed.attacks.idlg import Idlg
+from rayfed.attacks.matching.idlg import Idlg
 from rayfed.attacks.sealed import attempt
-from rayfed.client.observations import ObservationBuilder
-from rayfed.client.runtime import ClientRuntime, Sent
-from rayfed.client.visit import ClientVisit
+from rayfed.core.questions import RoundSession
 from rayfed.crypto.layout import Layout, flat, single
-from rayfed.engine import runs
-from rayfed.engine.inputs import prepare
-from rayfed.engine.local import local
-from rayfed.engine.progress import Progress
 from rayfed.errors import ScenarioError, UserError
 from rayfed.protections.base import Protection
 from rayfed.protections.channel import ClientRound, Opened, SecureChannel
-from rayfed.questions import RoundSession
 from rayfed.registry import component
+from rayfed.runs import runner
+from rayfed.simulation.client.runtime import ClientRuntime, Sent
+from rayfed.simulation.client.visit import ClientVisit
+from rayfed.simulation.executors.local import local
+from rayfed.simulation.inputs import prepare
+from rayfed.simulation.progress import Progress
 from rayfed.store import checkpoint
+from rayfed.threat_model.observations import ObservationBuilder
 from rayfed.update import Named, Update
 from tests import attack_fixtures
 
@@ -131,7 +131,7 @@ def parsed(rule: str, channel: str | None) -> scenarios.Scenario:
 
 def played(scenario: scenarios.Scenario, folder: Path) -> tuple[Named, list[dict[str, Any]]]:
     """The weights and buffers after a run, and the rows of its clients."""
-    run = runs.launch(scenario, str(folder), local, Progress())
+    run = runner.launch(scenario, str(folder), local, Progress())
     saved = checkpoint.load(run)
     assert saved is not None
     return {**saved.server["one"]["weights"], **saved.server["one"]["buffers"]}, run.read_table("clients").to_pylist()

@@ -19,13 +19,10 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from rayfed import gradients, registry
-from rayfed.client.local import update_method
-from rayfed.client.runtime import ClientRuntime, Sent
 from rayfed.defences import dp_fedavg, dp_sgd, noise
 from rayfed.defences.base import Batch, Defence
 from rayfed.defences.dp_sgd import DpSgd
 from rayfed.defences.noise import LocalNoise
-from rayfed.engine.inputs import Inputs, prepare
 from rayfed.errors import UserError
 from rayfed.evidence.criteria import Criterion
 from rayfed.evidence.guarantee_compat import mixed_guarantees
@@ -37,9 +34,9 @@ from rayfed.models.private import without
 from rayfed.privacy.accountant import Method, Release, guarantee
 from rayfed.privacy.printing import at_least, at_most
 from rayfed.privacy.spending import Setting, Spending, Work
-from rayfed.report.explorer import explore
-from rayfed.report.export import export
-from rayfed.report.terminal_run import RunView
+from rayfed.report.export.tables import export
+from rayfed.report.html.explorer import explore
+from rayfed.report.terminal.run import RunView
 from rayfed.report.text import recommendation
 from rayfed.report.text.figures import value_text
 from rayfed.report.text.formats import in_words
@@ -47,6 +44,9 @@ from rayfed.report.text.guarantees import guarantee_lines, guarantee_sentences
 from rayfed.report.text.sweeps import sweep_summary
 from rayfed.report.text.tables import grid
 from rayfed.scenario import DataSpec, parse
+from rayfed.simulation.client.local import update_method
+from rayfed.simulation.client.runtime import ClientRuntime, Sent
+from rayfed.simulation.inputs import Inputs, prepare
 from rayfed.store.schemas import TABLES
 from rayfed.update import Named, Update
 from tests.component_fixtures import variants
@@ -446,7 +446,7 @@ def test_exported_tables_keep_bounds() -> None:
 
 
 def test_the_reports_templates_print_bounds_through_one_filter() -> None:
-    templates = list((REPOSITORY / "rayfed" / "report").glob("*.j2"))
+    templates = list((REPOSITORY / "rayfed" / "report" / "html").glob("*.j2"))
     assert templates
     for template in templates:
         for shown in re.findall(r"\{\{[^{}]*\b(?:epsilon|delta)\b[^{}]*\}\}", template.read_text()):

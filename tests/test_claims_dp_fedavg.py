@@ -16,19 +16,19 @@ from rayfed import scenario as scenarios
 from rayfed.aggregation.noisy_sum import NoisySum
 from rayfed.aggregation.server import GlobalModel
 from rayfed.aggregation.server_optimiser import ServerOptimiser
-from rayfed.client import plan
-from rayfed.client.arm import aggregation_of
-from rayfed.client.local import update_method
-from rayfed.client.runtime import ClientRuntime, Sent
 from rayfed.crypto import masking
 from rayfed.crypto.masking import Advertised, Transcript
 from rayfed.defences.dp_fedavg import DpFedAvg, multiplier_of_rounded
-from rayfed.engine.inputs import Inputs, prepare
 from rayfed.errors import UserError
 from rayfed.privacy.accountant import Release, guarantee
 from rayfed.privacy.spending import Setting, Work
 from rayfed.protections.secure_aggregation import Dropouts, SecureAggregation
 from rayfed.scenario import resolve
+from rayfed.simulation.client import plan
+from rayfed.simulation.client.arm import aggregation_of
+from rayfed.simulation.client.local import update_method
+from rayfed.simulation.client.runtime import ClientRuntime, Sent
+from rayfed.simulation.inputs import Inputs, prepare
 from rayfed.update import Named, Update
 
 TEXT = """

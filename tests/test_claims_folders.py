@@ -14,13 +14,13 @@ import fsspec
 import pytest
 import torch
 
-from rayfed.analysis.loading import load
-from rayfed.analysis.sweep_folder import SweepFolder
-from rayfed.client.failures import Failed, attempt
 from rayfed.errors import RunError
-from rayfed.report.export import FORMATS, export
-from rayfed.report.run import write_report
-from rayfed.report.share import has_private_states
+from rayfed.report.export.share import has_private_states
+from rayfed.report.export.tables import FORMATS, export
+from rayfed.report.html.run import write_report
+from rayfed.results.loading import load
+from rayfed.results.sweep_folder import SweepFolder
+from rayfed.simulation.client.failures import Failed, attempt
 from rayfed.store import checkpoint, run_key
 from rayfed.store.checkpoint import Checkpoint
 from rayfed.store.folder import RunFolder

@@ -18,8 +18,6 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from rayfed import scenario as scenarios
 from rayfed.aggregation.fedavg import FedAvg
 from rayfed.aggregation.over_channel import SumOverChannel
-from rayfed.client.runtime import ClientRuntime
-from rayfed.client.sent import Sent
 from rayfed.crypto import shamir
 from rayfed.crypto.keys import derive
 from rayfed.crypto.masking import (
@@ -34,9 +32,11 @@ from rayfed.crypto.masking import (
     neighbours,
 )
 from rayfed.crypto.session import Agree, Confirm, Peers, Reveal, Share
-from rayfed.engine.inputs import prepare
 from rayfed.errors import ProtectionError, UserError
 from rayfed.protections.secure_aggregation import Hosted, MaskedChannel, SecureAggregation
+from rayfed.simulation.client.runtime import ClientRuntime
+from rayfed.simulation.client.server_message import Sent
+from rayfed.simulation.inputs import prepare
 from rayfed.update import Named, Update
 
 ROUND, CLIENTS, VICTIM, SIZE = 4, 7, 3, 4

@@ -11,13 +11,13 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from rayfed import scenario as scenarios
-from rayfed.client.local import data_method
 from rayfed.defences.base import Batch, Task
 from rayfed.defences.instahide import InstaHide
-from rayfed.engine.inputs import prepare
 from rayfed.errors import UserError
 from rayfed.gradients import buffers_of, weights_of
 from rayfed.registry import component
+from rayfed.simulation.client.local import data_method
+from rayfed.simulation.inputs import prepare
 
 
 @component

@@ -16,23 +16,23 @@ from scipy import stats
 from torch.nn.utils import parameters_to_vector
 
 from rayfed import scenario as scenarios
-from rayfed import seeds
-from rayfed.client import plan
-from rayfed.client.arm import aggregation_of
-from rayfed.client.local import batches, update_method
-from rayfed.client.plan import drawn_clients
-from rayfed.client.runtime import ClientRuntime, Sent
+from rayfed.core import seeds
 from rayfed.crypto.keys import derive
-from rayfed.engine import runs, sweeps
-from rayfed.engine.inputs import prepare
-from rayfed.engine.local import local
-from rayfed.engine.local_sweep import local_sweep
-from rayfed.engine.progress import Progress, SweepProgress
 from rayfed.errors import RunError, ScenarioError
 from rayfed.gradients import weights_of
 from rayfed.models.build import build_model
 from rayfed.privacy.sampling import Draw, SecureGenerator, gaussian, generator, laplace, noised
+from rayfed.runs import runner, sweeps
+from rayfed.runs.local_sweep import local_sweep
 from rayfed.scenario import Training, resolve
+from rayfed.simulation.client import plan
+from rayfed.simulation.client.arm import aggregation_of
+from rayfed.simulation.client.local import batches, update_method
+from rayfed.simulation.client.plan import drawn_clients
+from rayfed.simulation.client.runtime import ClientRuntime, Sent
+from rayfed.simulation.executors.local import local
+from rayfed.simulation.inputs import prepare
+from rayfed.simulation.progress import Progress, SweepProgress
 from rayfed.store import run_key
 from rayfed.store.folder import RunFolder
 
@@ -320,9 +320,9 @@ def test_a_run_that_began_with_other_random_numbers_is_not_continued(begun: str,
     folder.write_text("scenario.yaml", text)
     folder.write_text("status.json", '{"kind": "training", "state": "interrupted"}')
     with pytest.raises(RunError, match="other random numbers"):
-        runs.resume(folder.url, local, Progress())
+        runner.resume(folder.url, local, Progress())
     with pytest.raises(RunError, match="other random numbers"):
-        runs.attack(scenarios.parse(text), folder.url, None, local, Progress())
+        runner.attack(scenarios.parse(text), folder.url, None, local, Progress())
     folder.write_text("scenario.yaml", text + "sweep: {fields: {training.lr: [0.1, 0.2]}}\n")
     with pytest.raises(RunError, match="other random numbers"):
         sweeps.resume(folder.url, False, local_sweep, SweepProgress())

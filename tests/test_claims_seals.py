@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 
 from rayfed import scenario as scenarios
 from rayfed.aggregation.fedboosting import Evaluation, Score
-from rayfed.client.plan import drawn_clients
-from rayfed.client.runtime import ClientRuntime, Sent
 from rayfed.crypto.keys import derive
 from rayfed.crypto.tags import PRIME
-from rayfed.engine.inputs import prepare
 from rayfed.errors import ProtectionError, ScenarioError
 from rayfed.protections.encrypted import Open
+from rayfed.simulation.client.plan import drawn_clients
+from rayfed.simulation.client.runtime import ClientRuntime, Sent
+from rayfed.simulation.inputs import prepare
 from rayfed.update import Encrypted, Share
 
 TEXT = """

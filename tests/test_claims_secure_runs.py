@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from rayfed import scenario as scenarios
-from rayfed.analysis.sweep_folder import SweepFolder
-from rayfed.engine import runs
-from rayfed.engine.local import local
-from rayfed.engine.progress import Progress, SweepProgress
-from rayfed.engine.sweeps import SweepRecorder, trials_of
 from rayfed.errors import RunError
+from rayfed.results.sweep_folder import SweepFolder
+from rayfed.runs import runner
+from rayfed.runs.sweeps import SweepRecorder, trials_of
 from rayfed.scenario import Scenario
+from rayfed.simulation.executors.local import local
+from rayfed.simulation.progress import Progress, SweepProgress
 from rayfed.store import checkpoint, run_key
 from rayfed.store.checkpoint import Checkpoint
 from rayfed.store.folder import RunFolder
@@ -88,7 +88,7 @@ def test_the_key_of_a_secure_run_reaches_neither_server_nor_attacker(spied: Spie
 
 @pytest.fixture(scope="module")
 def whole(scenario: Scenario, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    return runs.launch(scenario, str(tmp_path_factory.mktemp("runs")), local, Progress())
+    return runner.launch(scenario, str(tmp_path_factory.mktemp("runs")), local, Progress())
 
 
 @pytest.mark.engine
@@ -102,19 +102,19 @@ def test_a_secure_run_leaves_no_key_and_says_that_it_cannot_be_repeated(whole: R
     assert whole.read_mapping("environment.json")["reproducible"] is False
     assert "cannot be repeated" in whole.read_text("log.txt")
     with pytest.raises(RunError, match="all 2 rounds are finished; nothing to resume"):
-        runs.resume(whole.url, local, Progress())
+        runner.resume(whole.url, local, Progress())
 
 
 @pytest.mark.engine
 def test_a_resumed_secure_run_ends_with_the_same_bits(whole: RunFolder, scenario: Scenario, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        runs.launch(scenario, str(tmp_path), local, Interrupted())
+        runner.launch(scenario, str(tmp_path), local, Interrupted())
     [path] = tmp_path.iterdir()
     key = path / run_key.FILE
     assert key.read_bytes() == scenario.run_key
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
     assert stat.S_IMODE(key.parent.stat().st_mode) == 0o700
-    runs.resume(str(path), local, Progress())
+    runner.resume(str(path), local, Progress())
     assert_same_bits(weights(RunFolder.open(str(path))), weights(whole))
     assert not key.exists()
 
@@ -122,7 +122,7 @@ def test_a_resumed_secure_run_ends_with_the_same_bits(whole: RunFolder, scenario
 @pytest.mark.engine
 def test_two_secure_launches_differ(whole: RunFolder, tmp_path: Path) -> None:
     noting = Noting()
-    again = runs.launch(scenarios.parse(TEXT, changes=["attacks=[]"]), str(tmp_path), local, noting)
+    again = runner.launch(scenarios.parse(TEXT, changes=["attacks=[]"]), str(tmp_path), local, noting)
     assert any("cannot be repeated" in note and "run.key" in note for note in noting.notes)
     ours, theirs = weights(again), weights(whole)
     for arm in ours:
@@ -135,14 +135,14 @@ def test_a_finished_secure_run_has_nothing_to_resume_and_no_key(key: bool, scena
     """A key is there where the process died between its last two steps."""
     folder = left_by(scenario, tmp_path, "finished", key)
     with pytest.raises(RunError, match="all 2 rounds are finished; nothing to resume"):
-        runs.resume(folder.url, local, Progress())
+        runner.resume(folder.url, local, Progress())
     assert not folder.exists(run_key.FILE)
 
 
 def test_a_secure_run_that_has_lost_its_key_cannot_go_on(scenario: Scenario, tmp_path: Path) -> None:
     folder = left_by(scenario, tmp_path, "interrupted", key=False)
     with pytest.raises(RunError, match=r"privacy.secure"):
-        runs.resume(folder.url, local, Progress())
+        runner.resume(folder.url, local, Progress())
 
 
 @pytest.mark.parametrize("state", ["finished", "failed"])
@@ -151,9 +151,9 @@ def test_a_trial_that_is_not_played_again_has_no_key(state: str, scenario: Scena
     folder = left_by(scenario, tmp_path, state, key=True)
     if state == "failed":
         with pytest.raises(RunError, match="failed"):
-            runs.launch_in(folder, scenario, local, Progress())
+            runner.launch_in(folder, scenario, local, Progress())
     else:
-        runs.launch_in(folder, scenario, local, Progress())
+        runner.launch_in(folder, scenario, local, Progress())
     assert folder.exists(run_key.FILE) is (state == "failed")
 
 

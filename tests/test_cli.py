@@ -22,10 +22,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from rayfed import registry
-from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.cli import app
-from rayfed.report.terminal_run import RunView
-from rayfed.report.terminal_sweep import SweepView
+from rayfed.report.terminal.run import RunView
+from rayfed.report.terminal.sweep import SweepView
+from rayfed.results.sweep_folder import SweepFolder
 from rayfed.scenario import Scenario
 from rayfed.store.folder import RunFolder
 from tests.conftest import REPOSITORY, imported
@@ -186,7 +186,7 @@ def test_a_folder_that_is_no_run(command: str, tmp_path: Path) -> None:
 
 
 def test_a_defect_of_ours_ends_with_1(monkeypatch: pytest.MonkeyPatch, file) -> None:  # type: ignore[no-untyped-def]
-    from rayfed.engine import inputs
+    from rayfed.simulation import inputs
 
     monkeypatch.setattr(inputs, "prepare", divmod)  # raises within rayfed's code
     assert run("validate", file())[0] == 1
@@ -201,12 +201,12 @@ def test_what_had_not_begun_is_not_said_to_go_on(
     monkeypatch: pytest.MonkeyPatch,
     file,  # type: ignore[no-untyped-def]
 ) -> None:
-    from rayfed.engine import runs
+    from rayfed.runs import runner
 
     def interrupted(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(runs, command, interrupted)
+    monkeypatch.setattr(runner, command, interrupted)
     code, output = run(command, file(), "--set", "attacks=[idlg]")
     assert (code, "before any result was written" in output) == (130, resumable)
     assert "rayfed resume" not in output
@@ -219,7 +219,7 @@ def test_an_interrupted_run_is_named_as_resume_takes_it(
     monkeypatch: pytest.MonkeyPatch,
     file,  # type: ignore[no-untyped-def]
 ) -> None:
-    from rayfed.engine import runs
+    from rayfed.runs import runner
 
     def interrupted(*arguments: object) -> None:
         if again:
@@ -229,7 +229,7 @@ def test_an_interrupted_run_is_named_as_resume_takes_it(
         view.starting(scenario, RunFolder.at(f"{out}/mine"), "here")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(runs, "launch", begun)
+    monkeypatch.setattr(runner, "launch", begun)
     monkeypatch.setattr(RunView, "interrupted", interrupted)
     code, output = run("launch", file(), "--out", str(tmp_path / "two words"), *LOCAL)
     assert code == 130
@@ -237,7 +237,7 @@ def test_an_interrupted_run_is_named_as_resume_takes_it(
 
 
 def test_an_interrupted_sweep_is_named_as_resume_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file) -> None:  # type: ignore[no-untyped-def]
-    from rayfed.engine import sweeps
+    from rayfed.runs import sweeps
 
     def begun(scenario: Scenario, out: str, execution: object, view: SweepView) -> None:
         view.starting(scenario, SweepFolder(RunFolder.at(f"{out}/mine")), "here", 2, 0)
@@ -253,7 +253,7 @@ def test_an_interrupted_sweep_is_named_as_resume_takes(tmp_path: Path, monkeypat
 def test_an_interrupted_sweep_has_the_page_of_what_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: Callable[[], str]
 ) -> None:
-    from rayfed.engine import sweeps
+    from rayfed.runs import sweeps
 
     made = make_sweep(str(tmp_path / "runs"), sigmas=2, repeats=1, failed=0, stopped=0)
     made.write_outcomes(made.outcomes().to_pylist()[:2])

@@ -14,20 +14,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rayfed import registry
-from rayfed.attacks.analytic import Analytic
-from rayfed.attacks.april import April
 from rayfed.attacks.base import Attack, Reconstruction
+from rayfed.attacks.closed_form.analytic import Analytic
 from rayfed.attacks.closed_form.answer import agreement
+from rayfed.attacks.closed_form.april import April
 from rayfed.attacks.closed_form.equations import is_affine, solve
 from rayfed.attacks.closed_form.factors import Factors
 from rayfed.attacks.closed_form.kept import kept
 from rayfed.attacks.closed_form.layers import Layer
+from rayfed.attacks.closed_form.peel import Peel
 from rayfed.attacks.closed_form.probe import probe
 from rayfed.attacks.closed_form.ratios import pairs
-from rayfed.attacks.peel import Peel
-from rayfed.attacks.spear import Spear
+from rayfed.attacks.closed_form.spear import Spear
+from rayfed.core.shipped import shipped
 from rayfed.models.build import build_model
-from rayfed.shipped import shipped
 from rayfed.update import Named, Observation
 from tests.attack_fixtures import digit, observe, photo, psnr, seeded
 

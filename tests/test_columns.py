@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rayfed.attacks.analytic import Analytic
-from rayfed.attacks.columns import Columns
+from rayfed.attacks.closed_form.analytic import Analytic
+from rayfed.attacks.closed_form.columns import Columns
 from rayfed.update import Named, Observation
 from tests.attack_fixtures import digit, observe, psnr, seeded
 

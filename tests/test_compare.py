@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rayfed.analysis.loading import load
 from rayfed.cli.tables import Tabulated, table
 from rayfed.errors import UserError
 from rayfed.evidence.compare import Comparison, Unpaired, changed_attacks, compare
 from rayfed.report.text.compare import value_text
+from rayfed.results.loading import load
 from tests.result_fixtures import attacked, small_run, small_sweep
 from tests.test_cli import run
 

@@ -10,7 +10,6 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from rayfed.client.local import wrap_updates
 from rayfed.defences.base import Batch, Defence, Task
 from rayfed.defences.error_feedback import Compression
 from rayfed.defences.prune import Prune
@@ -18,6 +17,7 @@ from rayfed.defences.quantise import Quantise
 from rayfed.defences.top_k import TopK
 from rayfed.errors import UserError
 from rayfed.gradients import flatten
+from rayfed.simulation.client.local import wrap_updates
 from rayfed.update import Named, Update
 
 

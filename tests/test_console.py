@@ -15,14 +15,14 @@ from rich.markup import escape
 from scipy.stats import binomtest
 
 from rayfed import scenario as scenarios
-from rayfed.analysis.sweep_folder import TRIALS, SweepFolder
 from rayfed.cli.common import errors_for_people
-from rayfed.engine.calling import shown
 from rayfed.errors import UserError
-from rayfed.report import terminal_sweep
-from rayfed.report.terminal import console
-from rayfed.report.terminal_run import RunView
+from rayfed.report.terminal.console import console
+from rayfed.report.terminal import sweep as terminal_sweep
+from rayfed.report.terminal.run import RunView
 from rayfed.report.text.leakage import largest_share
+from rayfed.results.sweep_folder import TRIALS, SweepFolder
+from rayfed.runs.api_args import shown
 from rayfed.store.folder import RunFolder
 from rayfed.store.schemas import TABLES
 

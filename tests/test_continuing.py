@@ -9,16 +9,16 @@ import pytest
 
 import rayfed
 from rayfed import scenario as scenarios
-from rayfed.client import plan
-from rayfed.engine import continuing, runs, sweeps
-from rayfed.engine.gpus import KINDS, with_devices
-from rayfed.engine.local import local
-from rayfed.engine.local_sweep import local_sweep
-from rayfed.engine.progress import Progress, SweepProgress
-from rayfed.engine.sweeps import SweepRecorder
 from rayfed.errors import ResourceError, RunError
-from rayfed.report.run import write_report
-from rayfed.report.share import sharing
+from rayfed.report.export.share import sharing
+from rayfed.report.html.run import write_report
+from rayfed.runs import resume, runner, sweeps
+from rayfed.runs.local_sweep import local_sweep
+from rayfed.runs.sweeps import SweepRecorder
+from rayfed.simulation.client import plan
+from rayfed.simulation.executors.local import local
+from rayfed.simulation.gpus import KINDS, with_devices
+from rayfed.simulation.progress import Progress, SweepProgress
 from rayfed.store.checkpoint import Checkpoint
 from rayfed.store.folder import RunFolder
 from tests.progress_fixtures import Interrupted
@@ -52,7 +52,7 @@ def parsed(*changes: str) -> scenarios.Scenario:
 def begun(out: Path) -> RunFolder:
     """A run of one round out of two."""
     with pytest.raises(KeyboardInterrupt):
-        runs.launch(parsed(), str(out), local, Interrupted())
+        runner.launch(parsed(), str(out), local, Interrupted())
     [path] = out.iterdir()
     return RunFolder.open(str(path))
 
@@ -80,9 +80,9 @@ def edit(folder: RunFolder, *changes: str) -> None:
 )
 @pytest.mark.parametrize("extend", [False, True])
 def test_what_determined_the_rounds_played_is_not_edited(change: str, field: str, extend: bool, tmp_path: Path) -> None:
-    saved = Checkpoint(0, {}, scenario=continuing.what_counts(with_devices(parsed(), NO_GPUS)))
+    saved = Checkpoint(0, {}, scenario=resume.what_counts(with_devices(parsed(), NO_GPUS)))
     with pytest.raises(RunError) as error:
-        continuing.check_same(RunFolder.at(str(tmp_path)), saved, with_devices(parsed(change), NO_GPUS), extend)
+        resume.check_same(RunFolder.at(str(tmp_path)), saved, with_devices(parsed(change), NO_GPUS), extend)
     assert field in str(error.value)
 
 
@@ -97,33 +97,33 @@ def test_what_determined_the_rounds_played_is_not_edited(change: str, field: str
     ],
 )
 def test_what_changes_no_result_may_be_edited(change: str, tmp_path: Path) -> None:
-    saved = Checkpoint(0, {}, scenario=continuing.what_counts(parsed()))
-    continuing.check_same(RunFolder.at(str(tmp_path)), saved, parsed(change))
+    saved = Checkpoint(0, {}, scenario=resume.what_counts(parsed()))
+    resume.check_same(RunFolder.at(str(tmp_path)), saved, parsed(change))
 
 
 def test_a_run_of_a_version_without_families_of_attacks_is_continued(tmp_path: Path) -> None:
     scenario = parsed("attacks=[{name: analytic, family: closed}]")
-    saved = continuing.what_counts(parsed("attacks=[analytic]"))
+    saved = resume.what_counts(parsed("attacks=[analytic]"))
     for attack in saved["attacks"]:
         del attack["family"]
-    continuing.check_same(RunFolder.at(str(tmp_path)), Checkpoint(0, {}, scenario=saved), scenario)
+    resume.check_same(RunFolder.at(str(tmp_path)), Checkpoint(0, {}, scenario=saved), scenario)
 
 
 @pytest.mark.parametrize("played", [1, 2])
 def test_what_is_to_come_may_be_edited_where_that_is_asked_for(played: int, tmp_path: Path) -> None:
-    folder, saved = RunFolder.at(str(tmp_path)), Checkpoint(played - 1, {}, scenario=continuing.what_counts(parsed()))
+    folder, saved = RunFolder.at(str(tmp_path)), Checkpoint(played - 1, {}, scenario=resume.what_counts(parsed()))
     for changes in (LONGER[:1], LONGER):
         with pytest.raises(RunError, match="--extend"):
-            continuing.check_same(folder, saved, parsed(*changes))
-        continuing.check_same(folder, saved, parsed(*changes), extend=True)
+            resume.check_same(folder, saved, parsed(*changes))
+        resume.check_same(folder, saved, parsed(*changes), extend=True)
     with pytest.raises(RunError, match="attacks was"):
-        continuing.check_same(folder, saved, parsed("attacks=[]"), extend=True)
+        resume.check_same(folder, saved, parsed("attacks=[]"), extend=True)
 
 
 def test_rounds_that_are_played_are_not_taken_back(tmp_path: Path) -> None:
-    saved = Checkpoint(1, {}, scenario=continuing.what_counts(parsed()))
+    saved = Checkpoint(1, {}, scenario=resume.what_counts(parsed()))
     with pytest.raises(RunError, match=r"federation\.rounds is 1, but 2"):
-        continuing.check_same(RunFolder.at(str(tmp_path)), saved, parsed("federation.rounds=1"), extend=True)
+        resume.check_same(RunFolder.at(str(tmp_path)), saved, parsed("federation.rounds=1"), extend=True)
 
 
 @pytest.mark.engine
@@ -132,7 +132,7 @@ def test_a_run_does_not_become_shorter_than_it_was_begun(tmp_path: Path) -> None
     planned = scenarios.parse(folder.read_text("scenario.yaml")).federation.rounds
     edit(folder, f"federation.rounds={planned - 1}")
     with pytest.raises(RunError, match=r"federation\.rounds is"):
-        runs.resume(folder.url, local, Progress(), extend=True)
+        runner.resume(folder.url, local, Progress(), extend=True)
 
 
 @pytest.mark.engine
@@ -140,7 +140,7 @@ def test_a_run_whose_data_have_changed_is_not_resumed(tmp_path: Path) -> None:
     folder = begun(tmp_path)
     folder.write_part("partition", 0, folder.read_table("partition").slice(1))
     with pytest.raises(RunError, match="data differ from those of the finished rounds"):
-        runs.resume(folder.url, local, Progress())
+        runner.resume(folder.url, local, Progress())
 
 
 @pytest.mark.engine
@@ -151,7 +151,7 @@ def test_a_run_whose_pixels_have_changed_is_not_resumed(tmp_path: Path) -> None:
     folder.write_text("environment.json", json.dumps(record))
     before = folder.read_mapping("status.json")
     with pytest.raises(RunError, match=r"the data \(test\) differ from those of the finished rounds"):
-        runs.resume(folder.url, local, Progress())
+        runner.resume(folder.url, local, Progress())
     assert folder.read_mapping("status.json") == before
 
 
@@ -161,7 +161,7 @@ def test_a_run_without_its_checkpoints_index_is_not_begun_anew(tmp_path: Path) -
     folder.remove("checkpoint/latest.json")
     before = len(folder.files("rounds"))
     with pytest.raises(RunError, match=r"latest\.json' is missing"):
-        runs.resume(folder.url, local, Progress())
+        runner.resume(folder.url, local, Progress())
     assert len(folder.files("rounds")) == before
 
 
@@ -171,9 +171,9 @@ def test_a_run_whose_scenario_was_edited_is_not_resumed(tmp_path: Path) -> None:
     text = folder.read_text("scenario.yaml")
     edit(folder, "seed=6")
     with pytest.raises(RunError, match="seed was 5 and is 6"):
-        runs.resume(folder.url, local, Progress())
+        runner.resume(folder.url, local, Progress())
     folder.write_text("scenario.yaml", "# a remark\n" + text.replace("actors: null", "actors: 2"))
-    runs.resume(folder.url, local, Progress())
+    runner.resume(folder.url, local, Progress())
     assert folder.read_mapping("status.json")["state"] == "finished"
 
 
@@ -201,13 +201,13 @@ TIMES = {"seconds", "actor_seconds", "warming"}
 @pytest.mark.engine
 @pytest.mark.parametrize("finished", [True, False])
 def test_an_extended_run_is_one_that_was_longer_from_the_start(finished: bool, tmp_path: Path) -> None:
-    folder = runs.launch(parsed(), str(tmp_path / "a"), local, Progress()) if finished else begun(tmp_path / "a")
+    folder = runner.launch(parsed(), str(tmp_path / "a"), local, Progress()) if finished else begun(tmp_path / "a")
     short = folder.read_table("privacy").to_pylist()
     edit(folder, *LONGER)
     with pytest.raises(RunError, match="--extend"):
-        runs.resume(folder.url, local, Progress())
-    runs.resume(folder.url, local, Progress(), extend=True)
-    longer = runs.launch(parsed(*LONGER), str(tmp_path / "b"), local, Progress())
+        runner.resume(folder.url, local, Progress())
+    runner.resume(folder.url, local, Progress(), extend=True)
+    longer = runner.launch(parsed(*LONGER), str(tmp_path / "b"), local, Progress())
     assert_same_bits(weights(folder), weights(longer))
     for table in TABLES:
         ours, theirs = (f.read_table(table) for f in (folder, longer))
@@ -218,7 +218,7 @@ def test_an_extended_run_is_one_that_was_longer_from_the_start(finished: bool, t
     assert warming == [{0, 2 if finished else 1}, {0}], "a resume is another process"
     assert folder.read_table("privacy").to_pylist() != short
     with pytest.raises(RunError, match="all 4 rounds are finished"):
-        runs.resume(folder.url, local, Progress(), extend=True)
+        runner.resume(folder.url, local, Progress(), extend=True)
     earlier = folder.read_mapping("environment.json")["earlier"]
     assert len(earlier) == 1
     assert earlier[0]["torch"]
@@ -230,9 +230,9 @@ def test_attacks_meet_the_weights_of_their_own_scenario_alone(tmp_path: Path) ->
     folder = begun(tmp_path / "run")
     for change in ("seed=6", "training.momentum=0", "arms.private.0.clip=2", "partition={name: dirichlet, alpha: 1}"):
         with pytest.raises(RunError, match="had another scenario"):
-            runs.attack(parsed(change), folder.url, str(tmp_path / "no"), local, Progress())
+            runner.attack(parsed(change), folder.url, str(tmp_path / "no"), local, Progress())
     one_arm = parsed("arms={none: []}", "attacks.0.batch_size=2", "federation.rounds=9", "resources.clients.num_cpus=1")
-    found = runs.attack(one_arm, folder.url, str(tmp_path / "yes"), local, Progress())
+    found = runner.attack(one_arm, folder.url, str(tmp_path / "yes"), local, Progress())
     assert {row["arm"] for row in found.read_table("attacks").to_pylist()} == {"none"}
 
 
@@ -240,10 +240,10 @@ def test_attacks_meet_the_weights_of_their_own_scenario_alone(tmp_path: Path) ->
 def test_a_trial_goes_on_by_its_own_scenario_alone(tmp_path: Path) -> None:
     folder = begun(tmp_path)
     with pytest.raises(RunError, match=r"training\.momentum was 0\.5 and is 0"):
-        runs.launch_in(folder, parsed("training.momentum=0"), local, Progress())
-    runs.launch_in(folder, parsed(), local, Progress())
+        runner.launch_in(folder, parsed("training.momentum=0"), local, Progress())
+    runner.launch_in(folder, parsed(), local, Progress())
     with pytest.raises(RunError, match="seed was 5 and is 7"):  # finished, but the result is not this scenario's
-        runs.launch_in(folder, parsed("seed=7"), local, Progress())
+        runner.launch_in(folder, parsed("seed=7"), local, Progress())
 
 
 @pytest.mark.engine
@@ -294,10 +294,10 @@ def test_a_run_keeps_the_size_of_its_cohorts_when_it_is_resumed(tmp_path: Path) 
     automatic = parsed("federation.clients_per_round=null", "federation.clients=40")
     for gpus in (0, 1):
         began = with_devices(automatic, dict.fromkeys(KINDS, gpus))
-        saved = Checkpoint(0, {}, scenario=continuing.what_counts(began))
-        resumed = with_devices(automatic, continuing.same_gpus(saved.scenario, automatic, dict.fromkeys(KINDS, 1)))
+        saved = Checkpoint(0, {}, scenario=resume.what_counts(began))
+        resumed = with_devices(automatic, resume.same_gpus(saved.scenario, automatic, dict.fromkeys(KINDS, 1)))
         assert plan.cohort_size(resumed) == plan.cohort_size(began)
-        continuing.check_same(RunFolder.at(str(tmp_path)), saved, resumed)
+        resume.check_same(RunFolder.at(str(tmp_path)), saved, resumed)
     on_cpu, on_gpu = (with_devices(automatic, dict.fromkeys(KINDS, gpus)) for gpus in (0, 1))
     assert plan.cohort_size(on_cpu) != plan.cohort_size(on_gpu)
 
@@ -305,6 +305,6 @@ def test_a_run_keeps_the_size_of_its_cohorts_when_it_is_resumed(tmp_path: Path) 
 @pytest.mark.engine
 def test_a_family_is_read_from_a_finished_run(tmp_path: Path) -> None:
     scenario = parsed("attacks=[{name: analytic, family: closed, observes: gradient}]")
-    folder = runs.launch(scenario, str(tmp_path), local, Progress())
+    folder = runner.launch(scenario, str(tmp_path), local, Progress())
     assert [one["family"] for one in folder.scenario()["attacks"]] == ["closed"]
     assert {row["family"] for row in folder.read_table("attacks").to_pylist()} == {"closed"}

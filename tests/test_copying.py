@@ -374,10 +374,10 @@ def test_the_older_spectral_norm_of_a_copy_keeps_its_own_iteration() -> None:
 
 NO_MODELS = {
     ("rayfed/attacks/sealed.py", "[(one.weights, one.buffers, one.update) for one in observations]"),
-    ("rayfed/client/cohort.py", "task.state"),
-    ("rayfed/client/runtime.py", "states.get(c, {})"),
-    ("rayfed/client/visit.py", "self.visit.states.get(client, {})"),
-    ("rayfed/engine/calling.py", "dict(source)"),
+    ("rayfed/simulation/client/cohort.py", "task.state"),
+    ("rayfed/simulation/client/runtime.py", "states.get(c, {})"),
+    ("rayfed/simulation/client/visit.py", "self.visit.states.get(client, {})"),
+    ("rayfed/runs/api_args.py", "dict(source)"),
     ("rayfed/reproductions/reading.py", "self.scenario or {}"),
     ("rayfed/scenario/inputs.py", "document"),
 }

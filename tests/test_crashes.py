@@ -20,13 +20,13 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from benchmarks.faults import differences
 from rayfed import scenario as scenarios
-from rayfed.analysis.sweep_folder import SweepFolder
-from rayfed.engine import runs, sweeps
-from rayfed.engine.local import local
-from rayfed.engine.local_sweep import local_sweep
-from rayfed.engine.progress import Progress, SweepProgress
 from rayfed.errors import LeaseError
+from rayfed.results.sweep_folder import SweepFolder
+from rayfed.runs import runner, sweeps
+from rayfed.runs.local_sweep import local_sweep
 from rayfed.scenario import Scenario
+from rayfed.simulation.executors.local import local
+from rayfed.simulation.progress import Progress, SweepProgress
 from rayfed.store import client_states, files, lease
 from rayfed.store.folder import RunFolder
 
@@ -135,7 +135,9 @@ def parsed(*changes: str) -> Scenario:
 @pytest.fixture(autouse=True)
 def _plain_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports without their plots, which take longer than the run."""
-    monkeypatch.setattr("rayfed.report.run.write_report", lambda folder: folder.write_text("report.html", "a report"))
+    monkeypatch.setattr(
+        "rayfed.report.html.run.write_report", lambda folder: folder.write_text("report.html", "a report")
+    )
     monkeypatch.setattr(lease, "RENEWAL", 1e6)  # no operation comes by the clock
     monkeypatch.setattr(os, "fsync", lambda _: None)  # nobody cuts the power
 
@@ -150,16 +152,16 @@ def memory() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A run that nobody disturbed."""
-    return runs.launch(parsed(), str(tmp_path_factory.mktemp("alone")), local, Progress()).url
+    return runner.launch(parsed(), str(tmp_path_factory.mktemp("alone")), local, Progress()).url
 
 
 def launch(out: Path | str) -> None:
-    runs.launch(parsed(), str(out), local, Progress())
+    runner.launch(parsed(), str(out), local, Progress())
 
 
 def resume(out: Path | str) -> None:
     [run] = runs_in(out)
-    runs.resume(run.url, local, Progress())
+    runner.resume(run.url, local, Progress())
 
 
 def runs_in(out: Path | str) -> list[RunFolder]:

@@ -9,20 +9,20 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from rayfed import scenario as scenarios
-from rayfed.client.cohort import cohort_updates
-from rayfed.client.local import data_method, gradient_method, update_method
-from rayfed.client.observations import ObservationBuilder
-from rayfed.client.runtime import ClientRuntime, Sent
-from rayfed.client.visit import ClientVisit
 from rayfed.defences.base import Batch, Defence, Task
 from rayfed.defences.instahide import InstaHide
 from rayfed.defences.mixup import Mixup
 from rayfed.defences.outpost import Outpost
-from rayfed.engine.inputs import prepare
 from rayfed.errors import UserError
 from rayfed.gradients import buffers_of, gradient, weights_of
 from rayfed.models.build import build_model
 from rayfed.scenario import AttackSpec, Training
+from rayfed.simulation.client.cohort import cohort_updates
+from rayfed.simulation.client.local import data_method, gradient_method, update_method
+from rayfed.simulation.client.runtime import ClientRuntime, Sent
+from rayfed.simulation.client.visit import ClientVisit
+from rayfed.simulation.inputs import prepare
+from rayfed.threat_model.observations import ObservationBuilder
 from rayfed.update import Update
 from tests.attack_fixtures import digit
 

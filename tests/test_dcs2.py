@@ -13,8 +13,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rayfed.attacks.two_images import TwoImages
-from rayfed.client.local import gradient_method, update_method
+from rayfed.attacks.adaptive.two_images import TwoImages
 from rayfed.defences.base import Batch, Task
 from rayfed.defences.dcs2 import Dcs2, projected
 from rayfed.errors import UserError
@@ -22,6 +21,7 @@ from rayfed.gradients import flatten, gradient, weights_of
 from rayfed.models.convnet import ConvNet
 from rayfed.samples import Pixels
 from rayfed.scenario import Training
+from rayfed.simulation.client.local import gradient_method, update_method
 from rayfed.update import Named, Observation
 from tests.attack_fixtures import leaky_lenet, seeded
 

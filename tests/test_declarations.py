@@ -14,9 +14,6 @@ from scipy import stats
 from torch import Tensor, nn
 
 from rayfed import registry
-from rayfed.client.grants.declaration_check import Mismatch, find_mismatch
-from rayfed.client.local import data_method, update_method
-from rayfed.client.observation_model import ObservationModel
 from rayfed.defences.base import Batch, Defence, Task, UpdateMethod
 from rayfed.defences.declarations import laplace_log_likelihood, normal_log_likelihood, straight_through
 from rayfed.defences.dp_sgd import DpSgd
@@ -32,6 +29,9 @@ from rayfed.gradients import flatten, gradient, per_sample_gradients, unflatten
 from rayfed.models.build import build_model
 from rayfed.registry import component
 from rayfed.scenario import Training
+from rayfed.simulation.client.local import data_method, update_method
+from rayfed.threat_model.grants.declaration_check import Mismatch, find_mismatch
+from rayfed.threat_model.observation_model import ObservationModel
 from rayfed.update import LocalTraining, Named, Observation, Update
 from tests.attack_fixtures import digit, observed
 from tests.component_fixtures import variants

@@ -10,12 +10,12 @@ from pydantic import ValidationError
 from scipy import stats
 from torch import nn
 
-from rayfed.client.local import wrap_updates
 from rayfed.defences.base import Batch, Defence, Task
 from rayfed.defences.gaussian import Gaussian
 from rayfed.defences.laplace import Laplace
 from rayfed.defences.prune import Prune
 from rayfed.defences.quantise import Quantise
+from rayfed.simulation.client.local import wrap_updates
 from rayfed.update import Named, Update
 
 

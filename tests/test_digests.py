@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rayfed.client.sent import Sent
+from rayfed.simulation.client.server_message import Sent
 from rayfed.update import Named, digest_of
 
 WEIGHTS: Named = {"b": torch.ones(2), "a": torch.zeros(3)}
@@ -35,7 +35,7 @@ def test_what_is_sent_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
         hashed.append(tensors)
         return digest_of(tensors)
 
-    monkeypatch.setattr("rayfed.client.sent.digest_of", counted)
+    monkeypatch.setattr("rayfed.simulation.client.server_message.digest_of", counted)
     sent = Sent(0, WEIGHTS, {})
     assert len({(sent.digest, sent.content) for _ in range(3)}) == 1
     assert len(hashed) == 2  # weights and buffers

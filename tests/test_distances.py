@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from rayfed.attacks.gradvit import relative_distance
-from rayfed.attacks.grnn import wasserstein
 from rayfed.attacks.matching.distances import inner, one_minus_cosine
+from rayfed.attacks.matching.gradvit import relative_distance
+from rayfed.attacks.matching.grnn import wasserstein
 from rayfed.attacks.matching.sent import Sent, sign_nats, wrong_signs
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayfed import scenario
-from rayfed.documents import dump_yaml, load_yaml, read_yaml, yaml_flow
+from rayfed.core.documents import dump_yaml, load_yaml, read_yaml, yaml_flow
 
 _TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\x85"))
 """PyYAML takes the old control character for the end of a line as it reads, and not as it writes."""

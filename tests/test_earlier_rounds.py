@@ -12,28 +12,28 @@ import torch
 from torch import Tensor
 
 from rayfed import scenario as scenarios
-from rayfed.attacks.dlg import Dlg
-from rayfed.attacks.labels import with_labels
+from rayfed.attacks.inference.labels import with_labels
 from rayfed.attacks.matching.distances import one_minus_cosine, squared_l2
+from rayfed.attacks.matching.dlg import Dlg
 from rayfed.attacks.matching.problem import Matching
 from rayfed.attacks.matching.relative import RelativeVariation
 from rayfed.attacks.matching.sent import Sent
-from rayfed.client import sent as server
-from rayfed.client.observations import ObservationBuilder
-from rayfed.client.visit import ClientVisit
 from rayfed.defences.base import Defence, Task, UpdateMethod
 from rayfed.defences.prune import Prune
 from rayfed.defences.quantise import Quantise
-from rayfed.engine import runs
-from rayfed.engine.inputs import prepare
-from rayfed.engine.local import local
-from rayfed.engine.progress import Progress
-from rayfed.engine.worker import ClientWorker
 from rayfed.errors import RunError, ScenarioError, UserError
 from rayfed.gradients import buffers_of, flatten, gradient, weights_of
 from rayfed.registry import component
+from rayfed.runs import runner
 from rayfed.scenario import Scenario
+from rayfed.simulation.client import server_message as server
+from rayfed.simulation.client.visit import ClientVisit
+from rayfed.simulation.executors.local import local
+from rayfed.simulation.executors.worker import ClientWorker
+from rayfed.simulation.inputs import prepare
+from rayfed.simulation.progress import Progress
 from rayfed.store.folder import RunFolder
+from rayfed.threat_model.observations import ObservationBuilder
 from rayfed.update import Named, Observation, Update
 from tests.attack_fixtures import digit, leaky_lenet, observe, observed, psnr, seeded
 from tests.progress_fixtures import Interrupted
@@ -203,7 +203,7 @@ def test_rounds_that_cannot_be_matched_together_are_refused(changes: Sequence[st
 
 def test_an_attack_without_a_training_has_no_earlier_rounds(tmp_path: Path) -> None:
     with pytest.raises(ScenarioError, match="2 earlier rounds"):
-        runs.attack(parsed(), None, str(tmp_path), local, Progress())
+        runner.attack(parsed(), None, str(tmp_path), local, Progress())
 
 
 @pytest.mark.parametrize("defence", ["{name: top_k, k: 5, error_feedback: true}", "vae", "split"])
@@ -226,12 +226,12 @@ class Counting(Defence):
 
 def test_states_of_earlier_rounds_are_not_made_up(tmp_path: Path) -> None:
     with pytest.raises(ScenarioError, match="keeps_state"):
-        runs.launch(parsed("arms={own: [tests.test_earlier_rounds:Counting]}"), str(tmp_path), local, Progress())
+        runner.launch(parsed("arms={own: [tests.test_earlier_rounds:Counting]}"), str(tmp_path), local, Progress())
 
 
 def begun(out: Path, *changes: str) -> RunFolder:
     with pytest.raises(KeyboardInterrupt):
-        runs.launch(parsed(*changes), str(out), local, Interrupted())
+        runner.launch(parsed(*changes), str(out), local, Interrupted())
     [path] = out.iterdir()
     return RunFolder.open(str(path))
 
@@ -240,18 +240,18 @@ def test_rounds_that_were_not_kept_are_not_looked_back_on(tmp_path: Path) -> Non
     folder = begun(tmp_path, "attacks=[]")
     folder.write_text("scenario.yaml", parsed().dump())
     with pytest.raises(RunError, match="weights of round 0"):
-        runs.resume(folder.url, local, Progress(), extend=True)
+        runner.resume(folder.url, local, Progress(), extend=True)
 
 
 @pytest.mark.engine
 def test_a_resumed_run_looks_back_on_the_same_weights(tmp_path: Path) -> None:
     """Arms that hide their updates keep nothing, and are resumed as well."""
     hidden = "arms.hidden={protection: secure_aggregation}"
-    whole = runs.launch(parsed(hidden), str(tmp_path / "a"), local, Progress())
+    whole = runner.launch(parsed(hidden), str(tmp_path / "a"), local, Progress())
     folder = begun(tmp_path / "b", hidden)
     kept = {name: set(arm["earlier"]) for name, arm in weights(folder).items()}
     assert kept == {"none": {0}, "noisy": {0}, "hidden": set()}
-    runs.resume(folder.url, local, Progress())
+    runner.resume(folder.url, local, Progress())
     assert_same_bits(weights(folder), weights(whole))
     ours, theirs = (f.read_table("attacks").drop(["seconds"]).to_pylist() for f in (folder, whole))
     assert ours[:4] == theirs[:4]

@@ -8,9 +8,9 @@ import pytest
 
 from benchmarks import faults
 from rayfed import scenario as scenarios
-from rayfed.engine import runs
-from rayfed.engine.local import local
-from rayfed.engine.progress import Progress
+from rayfed.runs import runner
+from rayfed.simulation.executors.local import local
+from rayfed.simulation.progress import Progress
 from tests.test_faults import in_own_process
 
 pytestmark = pytest.mark.engine
@@ -20,8 +20,9 @@ import sys, logging
 import ray
 from ray.cluster_utils import Cluster
 from actors import executor
-from rayfed.engine import node_sums, runs
-from rayfed.engine.progress import Progress
+from rayfed.runs import runner
+from rayfed.simulation.rounds import node_sums
+from rayfed.simulation.progress import Progress
 from benchmarks import faults
 from rayfed import scenario as scenarios
 
@@ -57,7 +58,7 @@ executor.RayExecutor, nodes = Waiting, set()
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
 ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
 s = scenarios.parse(faults.TEXT, changes=["resources={}"])
-print("RUN", runs.launch(s, sys.argv[1], executor.on_ray(), Changing()).url, flush=True)
+print("RUN", runner.launch(s, sys.argv[1], executor.on_ray(), Changing()).url, flush=True)
 ray.shutdown()
 cluster.shutdown()
 """
@@ -65,7 +66,7 @@ cluster.shutdown()
 
 def test_a_cluster_that_doubles_and_halves_changes_no_bit(tmp_path: Path) -> None:
     s = scenarios.parse(faults.TEXT, changes=["resources={}"])
-    alone = runs.launch(s, str(tmp_path / "alone"), local, Progress())
+    alone = runner.launch(s, str(tmp_path / "alone"), local, Progress())
     said = in_own_process(RUN, str(tmp_path / "there")).splitlines()
     words = [line.partition(" ")[::2] for line in said]
     nodes = {int(round): int(number) for word, rest in words if word == "NODES" for round, number in [rest.split()]}
@@ -81,8 +82,8 @@ import sys, logging
 import ray
 from ray.cluster_utils import Cluster
 from actors import executor
-from rayfed.engine import runs
-from rayfed.engine.progress import Progress
+from rayfed.runs import runner
+from rayfed.simulation.progress import Progress
 from rayfed import scenario as scenarios
 from tests.test_elastic import SMALL
 
@@ -100,7 +101,7 @@ cluster.add_node(num_cpus=1, labels={"role": "train"})
 cluster.wait_for_nodes()
 ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
 resources = "resources={clients: {labels: {role: train}}, attackers: {labels: {role: attack}}}"
-print("RUN", runs.launch(scenarios.parse(SMALL, changes=[resources]), sys.argv[1], executor.on_ray(), Progress()).url)
+print("RUN", runner.launch(scenarios.parse(SMALL, changes=[resources]), sys.argv[1], executor.on_ray(), Progress()).url)
 ray.shutdown()
 cluster.shutdown()
 """
@@ -115,7 +116,7 @@ attacks: [{name: analytic, rounds: [0], victims: 1, observes: gradient}]
 
 @pytest.mark.slow
 def test_actors_are_on_nodes_with_their_labels(tmp_path: Path) -> None:
-    alone = runs.launch(scenarios.parse(SMALL), str(tmp_path / "alone"), local, Progress())
+    alone = runner.launch(scenarios.parse(SMALL), str(tmp_path / "alone"), local, Progress())
     said = in_own_process(LABELLED, str(tmp_path / "there")).splitlines()
     assert [line for line in said if line.startswith("ON")] == ["ON clients train", "ON attackers attack"]
     [run] = [line.removeprefix("RUN ") for line in said if line.startswith("RUN")]

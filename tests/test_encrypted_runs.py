@@ -14,16 +14,16 @@ import torch
 from actors.executor import on_ray
 from rayfed import scenario as scenarios
 from rayfed.aggregation.over_channel import SumOverChannel
-from rayfed.client.runtime import ClientRuntime, Sent
 from rayfed.crypto.keys import derive, unlock
-from rayfed.engine import runs
-from rayfed.engine.inputs import prepare
-from rayfed.engine.local import local
-from rayfed.engine.progress import Progress
-from rayfed.engine.server import Server
 from rayfed.errors import ProtectionError, ScenarioError, UserError
 from rayfed.protections.encrypted import EncryptedChannel
+from rayfed.runs import runner
 from rayfed.scenario import Scenario
+from rayfed.simulation.client.runtime import ClientRuntime, Sent
+from rayfed.simulation.executors.local import local
+from rayfed.simulation.inputs import prepare
+from rayfed.simulation.progress import Progress
+from rayfed.simulation.server import Server
 from rayfed.store import checkpoint
 from rayfed.store.folder import RunFolder
 from rayfed.update import Encrypted
@@ -61,7 +61,7 @@ def spied(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> Spied:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    return runs.launch(parsed(), str(tmp_path_factory.mktemp("runs")), local, Progress())
+    return runner.launch(parsed(), str(tmp_path_factory.mktemp("runs")), local, Progress())
 
 
 @pytest.mark.engine
@@ -81,7 +81,7 @@ def test_encryption_costs_no_accuracy(tmp_path: Path) -> None:
     """Ten rounds at full strength, to within half a percentage point."""
     change = "arms={none: {}, paillier: {protection: paillier}, ckks: {protection: ckks}, bfv: {protection: bfv}}"
     data = "data={name: digits, size: 28}"
-    folder = runs.launch(parsed(change, data, "federation.rounds=10"), str(tmp_path), local, Progress())
+    folder = runner.launch(parsed(change, data, "federation.rounds=10"), str(tmp_path), local, Progress())
     last = {r["arm"]: r["test_accuracy"] for r in folder.read_table("rounds").to_pylist() if r["round"] == 9}
     assert all(abs(last[arm] - last["none"]) <= 0.005 for arm in PROTECTED)
 
@@ -92,16 +92,16 @@ def test_encryption_costs_no_accuracy(tmp_path: Path) -> None:
 def test_bits_do_not_depend_on_actors(victim: str, clients: int, undisturbed: RunFolder, tmp_path: Path) -> None:
     """On how many there are, and which dies."""
     killer = Killer(victim, round=1)
-    folder = runs.launch(parsed(f"resources.clients.actors={clients}"), str(tmp_path), on_ray(), killer)
+    folder = runner.launch(parsed(f"resources.clients.actors={clients}"), str(tmp_path), on_ray(), killer)
     assert killer.killed == 1
     assert_same_bits(weights(folder), weights(undisturbed))
 
 
 @pytest.mark.engine
 def test_a_resumed_run_ends_with_the_same_bits(undisturbed: RunFolder, tmp_path: Path) -> None:
-    folder = runs.launch(parsed("federation.rounds=1"), str(tmp_path), local, Progress())
+    folder = runner.launch(parsed("federation.rounds=1"), str(tmp_path), local, Progress())
     folder.write_text("scenario.yaml", parsed().dump())
-    runs.resume(folder.url, local, Progress(), extend=True)
+    runner.resume(folder.url, local, Progress(), extend=True)
     assert_same_bits(weights(folder), weights(undisturbed))
 
 
@@ -180,12 +180,12 @@ def test_a_round_with_a_damaged_ciphertext_is_not_applied(
     with monkeypatch.context() as patched:
         patched.setattr(Server, "add", damaged)
         with pytest.raises(ProtectionError, match=message):
-            runs.launch(one, str(tmp_path), local, Progress())
+            runner.launch(one, str(tmp_path), local, Progress())
     [path] = tmp_path.iterdir()
     saved = checkpoint.load(RunFolder.open(str(path)))
     assert saved is not None
     assert saved.round == 0
-    folder = runs.resume(str(path), local, Progress())
+    folder = runner.resume(str(path), local, Progress())
     assert set(weights(folder)) == {arm}
 
 
@@ -201,7 +201,7 @@ attacks:
         "short: {protection: {name: paillier, key_bits: 128, insecure: true, bits: 32}}}"
     )
     changes = arms, "model={name: mlp, hidden: [16]}"  # whose images analytic finds as they are
-    folder = runs.attack(parsed(*changes, extra=attack), None, str(tmp_path), local, Progress())
+    folder = runner.attack(parsed(*changes, extra=attack), None, str(tmp_path), local, Progress())
     rows = folder.read_table("attacks").to_pylist()
     found = {(row["arm"], row["attack"], row["victim"]): row for row in rows}
     victims = {victim for _, _, victim in found}
@@ -217,8 +217,8 @@ attacks:
 
 
 def test_an_observation_of_a_sealed_update_has_its_ciphertext_alone() -> None:
-    from rayfed.client.observations import ObservationBuilder
-    from rayfed.client.visit import ClientVisit
+    from rayfed.simulation.client.visit import ClientVisit
+    from rayfed.threat_model.observations import ObservationBuilder
 
     scenario = parsed(extra=ATTACK)
     inputs = prepare(scenario)

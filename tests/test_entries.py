@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rayfed.attacks.base import Reconstruction
-from rayfed.attacks.entries import Entries
-from rayfed.attacks.idlg import Idlg
+from rayfed.attacks.closed_form.entries import Entries
+from rayfed.attacks.matching.idlg import Idlg
 from rayfed.attacks.matching.second_derivatives import _JUMPS
 from tests.attack_fixtures import digit, observe, psnr, seeded
 

@@ -30,22 +30,22 @@ from actors.trial import trainable
 from benchmarks.faults import differences
 from rayfed import registry
 from rayfed import scenario as scenarios
-from rayfed.analysis.sweep_folder import SweepFolder
-from rayfed.attacks.analytic import Analytic
 from rayfed.attacks.base import Reconstruction
+from rayfed.attacks.closed_form.analytic import Analytic
 from rayfed.cli import app
 from rayfed.cli.common import errors_for_people
 from rayfed.defences.base import Defence, Task, UpdateMethod
-from rayfed.engine import executions, runs, sweeps
-from rayfed.engine.attacker import Attacker
-from rayfed.engine.local import LocalExecution, LocalExecutor, _travelled, local
-from rayfed.engine.local_sweep import local_sweep
-from rayfed.engine.progress import Progress, SweepProgress
-from rayfed.engine.tables import RoundTables
 from rayfed.errors import UserError
 from rayfed.registry import component
+from rayfed.results.sweep_folder import SweepFolder
+from rayfed.runs import executors, runner, sweeps
+from rayfed.runs.local_sweep import local_sweep
 from rayfed.samples import Records
 from rayfed.scenario import ResolvedArm, Scenario
+from rayfed.simulation.executors.attacker import Attacker
+from rayfed.simulation.executors.local import LocalExecution, LocalExecutor, _travelled, local
+from rayfed.simulation.progress import Progress, SweepProgress
+from rayfed.simulation.tables import RoundTables
 from rayfed.update import Observation, Update
 from tests.conftest import REPOSITORY
 from tests.run_fixtures import Noting, assert_same_bits, weights
@@ -90,11 +90,11 @@ def test_actors_come_to_the_same_bits(
     scenario = scenarios.load(path, changes)
     protections = [arm.protection.name for arm in scenarios.resolve(scenario).values() if arm.protection]
     but = RANDOM_SIZES if {"ckks", "bfv"} & {*protections} else ()
-    here = runs.launch(scenario, str(tmp_path), local, Progress())
+    here = runner.launch(scenario, str(tmp_path), local, Progress())
     assert "<html" in here.read_text("report.html")
     for actors in (2,) if path.stem in QUICK else (1, 2, 4):
         there = scenarios.load(path, [*changes, f"resources.clients.actors={actors}"])
-        folder = runs.launch(there, str(tmp_path), on_ray(), Progress())
+        folder = runner.launch(there, str(tmp_path), on_ray(), Progress())
         assert not differences(Path(folder.url), Path(here.url), but), actors
 
 
@@ -140,7 +140,7 @@ def test_what_a_defence_writes_on_its_arguments_reaches_nobody_else(
     for name, at_once in (("Honest", 1), ("Vandal", 1), ("Vandal", 4)):
         monkeypatch.setattr(LocalExecutor, "clients", at_once)
         scenario = parsed(f"arms.a=[tests.test_executors:{name}]", "federation.clients=8")
-        found.append(weights(runs.launch(scenario, str(tmp_path), local, Progress())))
+        found.append(weights(runner.launch(scenario, str(tmp_path), local, Progress())))
     assert_same_bits(found[0], found[1])
     assert_same_bits(found[0], found[2])
 
@@ -149,7 +149,7 @@ def test_what_a_defence_writes_on_its_arguments_is_not_observed(tmp_path: Path) 
     """Nor is it the truth by which attacks are scored."""
     attack = "attacks=[{name: analytic, rounds: [0, 1], victims: 2, observes: gradient, batch_size: 1}]"
     arms = [f"arms.a=[tests.test_executors:{name}]" for name in ("Honest", "Vandal")]
-    found = [runs.launch(parsed(arm, attack), str(tmp_path), local, Progress()) for arm in arms]
+    found = [runner.launch(parsed(arm, attack), str(tmp_path), local, Progress()) for arm in arms]
     uncertain = ["seconds", "objective"]  # nan, where an attack has none
     first, other = (folder.read_table("attacks").drop(uncertain).to_pylist() for folder in found)
     assert first == other
@@ -161,7 +161,7 @@ def test_what_an_attack_writes_on_its_arguments_reaches_nobody_else(tmp_path: Pa
         f"attacks=[{{name: '{name}', label: x, rounds: [0, 1], victims: 2, observes: gradient, batch_size: 1}}]"
         for name in ("tests.test_executors:Defacer", "analytic")
     ]
-    first, other = (runs.launch(parsed(attack), str(tmp_path), local, Progress()) for attack in attacks)
+    first, other = (runner.launch(parsed(attack), str(tmp_path), local, Progress()) for attack in attacks)
     assert not differences(Path(first.url), Path(other.url))
     assert len(first.read_table("attacks")) == 4
 
@@ -183,13 +183,13 @@ class Hoarder(Defence):
 
 def test_what_cannot_travel_fails_here_too(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"cannot pickle '_thread\.lock' object") as caught:
-        runs.launch(parsed("arms.a=[tests.test_executors:Hoarder]"), str(tmp_path), local, Progress())
+        runner.launch(parsed("arms.a=[tests.test_executors:Hoarder]"), str(tmp_path), local, Progress())
     assert caught.value.__notes__ == ["while pickling a value from the call `cohorts` of ClientWorker"]
 
 
 def test_tensors_travel_without_what_they_were_computed_from(tmp_path: Path) -> None:
     arm = "arms.a=[{name: 'tests.test_executors:Hoarder', what: graph}]"
-    folder = runs.launch(parsed(arm), str(tmp_path), local, Progress())
+    folder = runner.launch(parsed(arm), str(tmp_path), local, Progress())
     assert folder.read_mapping("status.json")["state"] == "finished"
 
 
@@ -212,14 +212,14 @@ def test_clients_have_the_threads_that_their_actors_would_have(tmp_path: Path) -
     """Their number changes the order of sums; afterwards the process has its own again."""
     before = torch.get_num_threads()
     changes = "arms.a=[tests.test_executors:Counting]", "resources.clients.num_cpus=1.5"
-    runs.launch(parsed(*changes), str(tmp_path), local, Progress())
+    runner.launch(parsed(*changes), str(tmp_path), local, Progress())
     assert set(THREADS) == {2}
     assert torch.get_num_threads() == before
 
 
 def test_a_limit_on_clients_time_is_said_not_to_be_kept(tmp_path: Path) -> None:
     noting = Noting()
-    runs.launch(parsed("federation.failures.timeout=5"), str(tmp_path), local, noting)
+    runner.launch(parsed("federation.failures.timeout=5"), str(tmp_path), local, noting)
     assert [note for note in noting.notes if "federation.failures.timeout" in note]
 
 
@@ -234,18 +234,18 @@ def test_no_cluster_is_named_beside_local(command: str, tmp_path: Path) -> None:
 
 
 def test_the_installed_executor_is_found_by_its_entry_points() -> None:
-    assert executions.brought("ray", "execution") is on_ray
-    assert executions.brought("ray", "sweep_execution") is on_tune
-    assert executions.brought("ray", "starting") is local_ray.starting
-    assert executions.brought("ray", "trainable") is trainable
+    assert executors.brought("ray", "execution") is on_ray
+    assert executors.brought("ray", "sweep_execution") is on_tune
+    assert executors.brought("ray", "starting") is local_ray.starting
+    assert executors.brought("ray", "trainable") is trainable
 
 
 def test_another_package_can_bring_an_executor(monkeypatch: pytest.MonkeyPatch) -> None:
     installed = EntryPoints([EntryPoint("execution", "tests.test_executors:on_a_cloud", "rayfed.executor.cloud")])
-    monkeypatch.setattr(executions, "entry_points", lambda **wanted: installed.select(**wanted))
-    assert executions.execution("cloud", "here") == ("cloud", "here")
+    monkeypatch.setattr(executors, "entry_points", lambda **wanted: installed.select(**wanted))
+    assert executors.execution("cloud", "here") == ("cloud", "here")
     with pytest.raises(UserError, match=r"no installed package provides 'cloud' \(sweep_execution\)"):
-        executions.sweep_execution("cloud")
+        executors.sweep_execution("cloud")
 
 
 def on_a_cloud(address: str | None) -> tuple[str, str | None]:
@@ -254,10 +254,10 @@ def on_a_cloud(address: str | None) -> tuple[str, str | None]:
 
 def test_an_executor_that_is_not_there_is_the_users_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="unknown executor 'rey': did you mean 'ray'"):
-        executions.execution("rey")
-    monkeypatch.setattr(executions, "entry_points", lambda **_: EntryPoints())
+        executors.execution("rey")
+    monkeypatch.setattr(executors, "entry_points", lambda **_: EntryPoints())
     with pytest.raises(UserError, match=r"no installed package provides 'ray' .*--executor local"):
-        executions.sweep_execution("ray")
+        executors.sweep_execution("ray")
 
 
 SWEEP = "sweep: {fields: {training.lr: [0.1]}}\n"
@@ -362,7 +362,7 @@ def test_nobody_is_told_who_is_malicious_and_attackers_not_what_encodes_a_table(
         attacks: [{name: analytic, victims: [1]}]
         """
     )
-    runs.launch(table, str(tmp_path), local, Progress())
+    runner.launch(table, str(tmp_path), local, Progress())
     assert roles
     assert all(role.arm.malicious is None for told in roles for role in told.values())
     [arm] = [value for value in given if isinstance(value, ResolvedArm)]
@@ -385,7 +385,7 @@ def test_tensors_travel_as_they_do_between_actors() -> None:
 
 
 GRANTING = """
-from rayfed.client.grants.base import Grant
+from rayfed.threat_model.grants.base import Grant
 from rayfed.registry import component
 
 @component
@@ -449,7 +449,7 @@ def test_a_round_that_is_not_applied_is_told_and_logged(tmp_path: Path) -> None:
     told = Noting()
     masks = "{name: secure_aggregation, dropouts: {reveal: 2}}"
     scenario = parsed(f"arms={{a: {{protection: {masks}}}}}")
-    folder = runs.launch(scenario, str(tmp_path), local, told)
+    folder = runner.launch(scenario, str(tmp_path), local, told)
     lines = [note for note in told.notes if "is not applied: " in note]
     assert len(lines) == scenario.federation.rounds
     assert all(line in folder.read_text("log.txt") for line in lines)
@@ -542,13 +542,13 @@ counting = LocalExecution(Asking)
 
 def test_a_round_waits_for_the_server_once_where_no_rule_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Asking, "asked", [])
-    runs.launch(parsed(), str(tmp_path), counting, Progress())
+    runner.launch(parsed(), str(tmp_path), counting, Progress())
     assert Asking.asked == ["check", "sent", *2 * ["add", "finish", "wait"]], "nor is it looked after in round 1"
 
 
 def test_an_arms_rule_that_asks_is_asked_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Asking, "asked", [])
     arms = "arms={plain: {}, masked: {protection: secure_aggregation}}"
-    runs.launch(parsed(arms, "federation.rounds=1"), str(tmp_path), counting, Progress())
+    runner.launch(parsed(arms, "federation.rounds=1"), str(tmp_path), counting, Progress())
     assert Asking.asked.count("begin_round") == 1
     assert Asking.asked.count("finish") == 2

@@ -19,13 +19,13 @@ from typer.testing import CliRunner
 
 from actors.ray_errors import in_words_for_people
 from rayfed import scenario as scenarios
-from rayfed.analysis.loading import load
 from rayfed.cli import app
 from rayfed.cli.signals import end_on_signals
-from rayfed.engine import runs
-from rayfed.engine.local import local
-from rayfed.engine.progress import Progress
 from rayfed.errors import Killed, LeaseError, RunError
+from rayfed.results.loading import load
+from rayfed.runs import runner
+from rayfed.simulation.executors.local import local
+from rayfed.simulation.progress import Progress
 from rayfed.store import exits
 from rayfed.store.folder import RunFolder
 from tests.progress_fixtures import Interrupted
@@ -157,14 +157,14 @@ class Taken(Progress):
 
 def test_a_fenced_driver_writes_nothing_any_more(tmp_path: Path) -> None:
     with pytest.raises(LeaseError):
-        runs.launch(scenarios.parse(TEXT), str(tmp_path), local, Taken())
+        runner.launch(scenarios.parse(TEXT), str(tmp_path), local, Taken())
     [folder] = tmp_path.iterdir()
     assert (folder / "status.json").read_text() == (folder / "log.txt").read_text() == "another's"
     assert not (folder / "report.html").exists()
 
 
 def test_a_fenced_driver_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rayfed.report.terminal_run.RunView.round_done", lambda view, *tables: _fence(view._folder))
+    monkeypatch.setattr("rayfed.report.terminal.run.RunView.round_done", lambda view, *tables: _fence(view._folder))
     (tmp_path / "t.yaml").write_text(TEXT)
     command = ["launch", str(tmp_path / "t.yaml"), "--executor", "local", "--out", str(tmp_path / "runs")]
     done = CliRunner().invoke(app, command)
@@ -202,7 +202,7 @@ with holding(folder, print) as held:
 def test_the_last_table_of_a_resumed_run_is_of_the_whole_run(tmp_path: Path) -> None:
     attacked = TEXT + "attacks: [{name: idlg, rounds: [0], observes: gradient, iterations: 3}]\n"
     with pytest.raises(KeyboardInterrupt):
-        runs.launch(scenarios.parse(attacked), str(tmp_path), local, Interrupted())
+        runner.launch(scenarios.parse(attacked), str(tmp_path), local, Interrupted())
     [folder] = tmp_path.iterdir()
     done = CliRunner().invoke(app, ["resume", str(folder), "--executor", "local"])
     assert done.exit_code == 0, done.output

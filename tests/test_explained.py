@@ -13,16 +13,16 @@ from torch import Tensor, nn
 from rayfed import scenario
 from rayfed.attacks.base import Reconstruction
 from rayfed.attacks.fit import fit_of, judged
-from rayfed.client.sent import Sent
-from rayfed.client.visit import ObservationRequest, Truth
+from rayfed.core.reasons import Reason
 from rayfed.defences.base import Defence, Task, UpdateMethod
 from rayfed.defences.declarations import normal_log_likelihood
-from rayfed.engine.inputs import prepare
-from rayfed.engine.worker import ClientWorker
 from rayfed.evidence.criteria import Criterion
 from rayfed.evidence.findings import GRADIENT_FIT_TOL, findings
-from rayfed.reasons import Reason
 from rayfed.registry import component
+from rayfed.simulation.client.server_message import Sent
+from rayfed.simulation.client.visit import ObservationRequest, Truth
+from rayfed.simulation.executors.worker import ClientWorker
+from rayfed.simulation.inputs import prepare
 from rayfed.update import Named, Observation, Update
 from tests.attack_fixtures import observed
 

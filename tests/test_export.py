@@ -16,16 +16,16 @@ import pyarrow as pa
 import pytest
 from matplotlib.figure import Figure
 
-from rayfed.analysis.loading import load
 from rayfed.errors import UserError
 from rayfed.evidence.figures import SHOWN
 from rayfed.evidence.settings import Estimate, settings
-from rayfed.report.explorer import ends, explore, interval
-from rayfed.report.export import export
-from rayfed.report.paper import run_charts, save
+from rayfed.report.export.figures import run_charts, save
+from rayfed.report.export.tables import export
+from rayfed.report.html.explorer import ends, explore, interval
+from rayfed.report.html.trade_off import trade_off
 from rayfed.report.text.figures import USELESS, cell_text
 from rayfed.report.text.tables import OF_TWO, SINGLE, UNLIKE, grid
-from rayfed.report.trade_off import trade_off
+from rayfed.results.loading import load
 from rayfed.store.schemas import TABLES
 from tests.result_fixtures import SIGMA, attacked, outcome, setting, small_run, small_sweep, swept_rows
 from tests.test_cli import run

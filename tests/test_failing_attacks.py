@@ -15,17 +15,17 @@ from rich.console import Console
 
 from actors.executor import on_ray
 from rayfed import scenario as scenarios
-from rayfed.attacks.analytic import Analytic
-from rayfed.attacks.telling import Standing
-from rayfed.engine import runs
-from rayfed.engine.local import local
-from rayfed.engine.progress import Progress
+from rayfed.attacks.closed_form.analytic import Analytic
+from rayfed.attacks.progress import Standing
 from rayfed.errors import UserError
 from rayfed.evidence.verdicts import read_evidence
-from rayfed.report import terminal_run
-from rayfed.report.terminal_run import RunView
-from rayfed.report.time_left import TimeLeft
+from rayfed.report.terminal import run
+from rayfed.report.terminal.run import RunView
+from rayfed.report.terminal.time_left import TimeLeft
+from rayfed.runs import runner
 from rayfed.scenario import AttackSpec
+from rayfed.simulation.executors.local import local
+from rayfed.simulation.progress import Progress
 from rayfed.store import exits
 from rayfed.store.finding import State
 from rayfed.store.folder import RunFolder
@@ -63,7 +63,7 @@ class Raises:
 
 
 def attacked(how: str, out: Path, progress: Any) -> RunFolder:
-    return runs.attack(scenarios.parse(TEXT % how), None, str(out), local, progress)
+    return runner.attack(scenarios.parse(TEXT % how), None, str(out), local, progress)
 
 
 @pytest.mark.engine
@@ -90,13 +90,13 @@ def test_options_that_do_not_fit_what_an_attack_meets_are_rows_that_say_so(tmp_p
 def test_layers_that_no_arm_has_are_refused_before_anything_is_played(name: str, tmp_path: Path) -> None:
     changes = [f"attacks=[{{name: {name}, observes: gradient, layers: [cnv*]}}]"]
     with pytest.raises(UserError, match=r"layers: .*'cnv\*'"):
-        runs.launch(scenarios.parse(TEXT % "error", changes=changes), str(tmp_path), local, Progress())
+        runner.launch(scenarios.parse(TEXT % "error", changes=changes), str(tmp_path), local, Progress())
     assert not list(tmp_path.iterdir())
 
 
 def test_memory_that_does_not_suffice_for_one_victim_costs_the_others_nothing(tmp_path: Path) -> None:
     scenario = scenarios.parse(TEXT % "memory", changes=["federation.clients=4", "attacks.1.victims=4"])
-    rows = runs.attack(scenario, None, str(tmp_path), local, Progress()).read_table("attacks").to_pylist()
+    rows = runner.attack(scenario, None, str(tmp_path), local, Progress()).read_table("attacks").to_pylist()
     own = [row for row in rows if (row["attack"], row["arm"]) == ("mine", "none")]
     assert {row["victim"]: row["status"] for row in own} == {0: "ok", 1: "failed", 2: "ok", 3: "ok"}
     [lacking] = [row["message"] for row in own if row["status"] == "failed"]
@@ -106,7 +106,7 @@ def test_memory_that_does_not_suffice_for_one_victim_costs_the_others_nothing(tm
 
 @pytest.mark.engine
 def test_an_attack_that_ends_its_process_is_rows_that_say_so(ray_session: None, tmp_path: Path) -> None:
-    folder = runs.attack(scenarios.parse(TEXT % "die"), None, str(tmp_path), on_ray(), Progress())
+    folder = runner.attack(scenarios.parse(TEXT % "die"), None, str(tmp_path), on_ray(), Progress())
     rows = folder.read_table("attacks").to_pylist()
     assert {row["status"] for row in rows if row["attack"] == "analytic"} <= {"ok", "diverged"}
     assert {(row["status"], row["message"]) for row in rows if row["attack"] == "mine"} == {
@@ -125,7 +125,7 @@ def test_what_was_over_when_it_was_stopped_stands(tmp_path: Path) -> None:
 
 
 def test_time_left_is_no_longer_than_the_attacks_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(terminal_run, "monotonic", lambda: 10.0)
+    monkeypatch.setattr(run, "monotonic", lambda: 10.0)
     view = RunView(Console(file=StringIO(), width=200))
     view.deadline = 75.0
     view.ready(0)

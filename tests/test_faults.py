@@ -28,23 +28,23 @@ from benchmarks import faults
 from rayfed import scenario as scenarios
 from rayfed.aggregation.fedavg import FedAvg
 from rayfed.aggregation.server import TreeFold
-from rayfed.client.arm import build_arm
-from rayfed.client.observations import ObservationBuilder
-from rayfed.client.runtime import ClientRuntime, Sent
-from rayfed.client.visit import ClientVisit
 from rayfed.defences.base import Defence, Task, UpdateMethod
-from rayfed.engine import runs, sweeps
-from rayfed.engine.executor import Call, Overdue
-from rayfed.engine.inputs import prepare
-from rayfed.engine.local import local
-from rayfed.engine.progress import Progress, SweepProgress
 from rayfed.errors import ClientError, RunError, ScenarioError
 from rayfed.registry import component
+from rayfed.runs import runner, sweeps
 from rayfed.samples import Pixels
 from rayfed.scenario import Scenario, resolve
+from rayfed.simulation.client.arm import build_arm
+from rayfed.simulation.client.runtime import ClientRuntime, Sent
+from rayfed.simulation.client.visit import ClientVisit
+from rayfed.simulation.executors.base import Call, Overdue
+from rayfed.simulation.executors.local import local
+from rayfed.simulation.inputs import prepare
+from rayfed.simulation.progress import Progress, SweepProgress
 from rayfed.store import files
 from rayfed.store.folder import RunFolder
 from rayfed.store.schemas import TABLES
+from rayfed.threat_model.observations import ObservationBuilder
 from rayfed.update import Update
 from tests.conftest import REPOSITORY, missing
 from tests.run_fixtures import Noting, assert_same_bits, weights
@@ -232,7 +232,7 @@ def test_what_needs_every_client_cannot_drop_any(change: str, message: str) -> N
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    return runs.launch(parsed(), str(tmp_path_factory.mktemp("runs")), local, Progress())
+    return runner.launch(parsed(), str(tmp_path_factory.mktemp("runs")), local, Progress())
 
 
 def drawn(folder: RunFolder, round: int) -> list[int]:
@@ -244,7 +244,7 @@ def test_a_run_goes_on_without_who_fails(undisturbed: RunFolder, tmp_path: Path)
     bad = drawn(undisturbed, 0)[1]
     attack = "attacks=[{name: analytic, rounds: [0], victims: 2, observes: gradient}]"
     noting = Noting()
-    folder = runs.launch(parsed("nan", (bad,), DROP, attack), str(tmp_path), local, noting)
+    folder = runner.launch(parsed("nan", (bad,), DROP, attack), str(tmp_path), local, noting)
     foreseen, note = noting.notes
     assert foreseen.startswith("odd: the verdict can only be LEAKS or NOT MEASURED")
     assert (
@@ -264,7 +264,7 @@ def test_a_run_goes_on_without_who_fails(undisturbed: RunFolder, tmp_path: Path)
 
 def test_a_round_in_which_all_fail_changes_nothing(tmp_path: Path) -> None:
     one = parsed("raise", tuple(range(8)), DROP, "federation.rounds=1", "federation.server.momentum=0.5")
-    failed = runs.launch(one, str(tmp_path), local, Progress())
+    failed = runner.launch(one, str(tmp_path), local, Progress())
     [row] = failed.read_table("rounds").to_pylist()
     assert (row["clients"], row["train_loss"], row["bytes_up"]) == (0, None, 0)
     saved = weights(failed)["odd"]
@@ -276,11 +276,11 @@ def test_a_run_that_a_client_stops_is_resumed_when_it_is_mended(
 ) -> None:
     bad = drawn(undisturbed, 1)[0]
     with pytest.raises(ClientError, match=f"client {bad} raised ZeroDivisionError.* in round 2"):
-        runs.launch(parsed("raise", (bad,), round=1), str(tmp_path), local, Progress())
+        runner.launch(parsed("raise", (bad,), round=1), str(tmp_path), local, Progress())
     [path] = tmp_path.iterdir()
     assert len(RunFolder.open(str(path)).read_table("rounds")) == 1
     monkeypatch.setattr(Odd, "mended", True)
-    runs.resume(str(path), local, Progress())
+    runner.resume(str(path), local, Progress())
     assert_same_bits(weights(RunFolder.open(str(path))), weights(undisturbed))
 
 
@@ -350,9 +350,9 @@ PATIENT = ["federation.failures.timeout=5", "federation.rounds=1"]
 def test_a_client_that_hangs_is_found_and_left_out(undisturbed: RunFolder, tmp_path: Path) -> None:
     bad = drawn(undisturbed, 0)[1]
     noting = Noting()
-    hung = runs.launch(parsed("hang", (bad,), DROP, *PATIENT), str(tmp_path), on_ray(), noting)
+    hung = runner.launch(parsed("hang", (bad,), DROP, *PATIENT), str(tmp_path), on_ray(), noting)
     assert "clients of round 1 together exceeded federation.failures.timeout" in noting.notes[0]
-    raised = runs.launch(parsed("raise", (bad,), DROP, "federation.rounds=1"), str(tmp_path), local, Progress())
+    raised = runner.launch(parsed("raise", (bad,), DROP, "federation.rounds=1"), str(tmp_path), local, Progress())
     assert_same_bits(weights(hung), weights(raised))
     rows, others = (folder.read_table("clients").drop_columns(["seconds"]).to_pylist() for folder in (hung, raised))
     assert next(row for row in rows if row["client"] == bad)["status"] == "took longer than 5 s 2 times"
@@ -365,9 +365,9 @@ def test_a_client_that_hangs_is_found_and_left_out(undisturbed: RunFolder, tmp_p
 def test_a_client_that_ends_its_process_is_found_and_left_out(undisturbed: RunFolder, tmp_path: Path) -> None:
     bad = drawn(undisturbed, 0)[1]
     noting = Noting()
-    ended = runs.launch(parsed("exit", (bad,), DROP, "federation.rounds=1"), str(tmp_path), on_ray(), noting)
+    ended = runner.launch(parsed("exit", (bad,), DROP, "federation.rounds=1"), str(tmp_path), on_ray(), noting)
     assert "clients of round 1 ended their processes" in " ".join(noting.notes)
-    raised = runs.launch(parsed("raise", (bad,), DROP, "federation.rounds=1"), str(tmp_path), local, Progress())
+    raised = runner.launch(parsed("raise", (bad,), DROP, "federation.rounds=1"), str(tmp_path), local, Progress())
     assert_same_bits(weights(ended), weights(raised))
     rows, others = (folder.read_table("clients").drop_columns(["seconds"]).to_pylist() for folder in (ended, raised))
     assert next(row for row in rows if row["client"] == bad)["status"] == "ended its process 2 times"
@@ -381,7 +381,7 @@ def test_a_client_that_hangs_ends_the_run(undisturbed: RunFolder, tmp_path: Path
     bad = drawn(undisturbed, 0)[1]
     changes = [*PATIENT, "federation.failures.retries=0", "federation.cohort_size=1"]
     with pytest.raises(ClientError, match=rf"client {bad} took longer than 5 s in round 1 of arm 'odd': raise"):
-        runs.launch(parsed("hang", (bad,), *changes), str(tmp_path), on_ray(), Progress())
+        runner.launch(parsed("hang", (bad,), *changes), str(tmp_path), on_ray(), Progress())
 
 
 class Full:
@@ -405,13 +405,13 @@ def test_a_full_disk_ends_a_run_that_goes_on_when_there_is_room(
     with monkeypatch.context() as patched:
         Full(patched, after)
         with pytest.raises(RunError, match="No space left on device; check whether the disk is full"):
-            runs.launch(parsed(), str(tmp_path), local, Progress())
+            runner.launch(parsed(), str(tmp_path), local, Progress())
     [path] = tmp_path.iterdir()
     assert not list(path.rglob("*.tmp"))
     if not after:
         assert [file.parent.name for file in path.rglob("*") if file.is_file()] == ["lease"] * 2
         return
-    runs.resume(str(path), local, Progress())
+    runner.resume(str(path), local, Progress())
     assert not faults.differences(path, Path(undisturbed.url))
 
 
@@ -529,8 +529,8 @@ import sys, logging
 import ray
 from ray.cluster_utils import Cluster
 from actors.executor import on_ray
-from rayfed.engine import runs
-from rayfed.engine.progress import Progress
+from rayfed.runs import runner
+from rayfed.simulation.progress import Progress
 from benchmarks import faults
 from rayfed import scenario as scenarios
 
@@ -549,7 +549,7 @@ cluster.wait_for_nodes()
 ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
 s = scenarios.parse(faults.TEXT, changes=["resources.clients={actors: 3, num_cpus: 1}"])
 killer = NodeKiller()
-print("RUN", runs.launch(s, sys.argv[1], on_ray(), killer).url, flush=True)
+print("RUN", runner.launch(s, sys.argv[1], on_ray(), killer).url, flush=True)
 assert killer.done
 ray.shutdown()
 cluster.shutdown()
@@ -567,8 +567,8 @@ def test_a_whole_node_is_killed(alone: tuple[Path, float], tmp_path: Path) -> No
 STORE = """
 import sys, logging
 import ray
-from rayfed.engine import runs
-from rayfed.engine.progress import Progress
+from rayfed.runs import runner
+from rayfed.simulation.progress import Progress
 from rayfed import scenario as scenarios
 from actors.executor import on_ray
 from tests.run_fixtures import BIG
@@ -576,7 +576,7 @@ from tests.run_fixtures import BIG
 ray.init(address="local", num_cpus=2, object_store_memory=int(sys.argv[2]), include_dashboard=False,
          log_to_driver=False, logging_level=logging.ERROR)
 s = scenarios.parse(BIG)
-print(runs.launch(s, sys.argv[1], on_ray(), Progress()).url)
+print(runner.launch(s, sys.argv[1], on_ray(), Progress()).url)
 """
 
 
@@ -631,5 +631,5 @@ def test_a_trial_that_runs_out_of_memory_is_a_row_and_the_others_are_right(
     good, bad = folder.outcomes().to_pylist()
     assert (good["status"], bad["status"]) == ("finished", "failed")
     assert message in bad["error"]
-    own = runs.launch(scenarios.parse(TEXT, changes=[arms]), str(tmp_path), local, Progress())
+    own = runner.launch(scenarios.parse(TEXT, changes=[arms]), str(tmp_path), local, Progress())
     assert_same_bits(weights(folder.trial(good["run"])), weights(own))

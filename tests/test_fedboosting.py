@@ -18,11 +18,11 @@ from benchmarks.fedboosting import FLIPPERS, POISON, play, prepared, shares
 from rayfed import scenario as scenarios
 from rayfed.aggregation.fedboosting import Evaluation, FedBoosting, Score
 from rayfed.aggregation.server import TreeFold
-from rayfed.client.runtime import ClientRuntime, Sent
+from rayfed.core.questions import Memory
 from rayfed.data.partitions.base import hold_out
-from rayfed.engine.inputs import prepare
 from rayfed.errors import ScenarioError, UserError
-from rayfed.questions import Memory
+from rayfed.simulation.client.runtime import ClientRuntime, Sent
+from rayfed.simulation.inputs import prepare
 from rayfed.update import Named, Update
 
 CPU = torch.device("cpu")

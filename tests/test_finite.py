@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import rayfed
 from rayfed import scenario as scenarios
-from rayfed.attacks.given import observe
+from rayfed.attacks.external_update import observe
 from rayfed.errors import UserError
 from rayfed.metrics.lpips import LpipsUnavailable, _read
 from rayfed.models.build import build_model

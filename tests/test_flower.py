@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rayfed.engine import replaying
+from rayfed.audit import replay
 from rayfed.errors import UserError
 from rayfed.evidence.methods import Method
 from rayfed.integrations.watch import Seen, Watch
@@ -125,7 +125,7 @@ def test_client_and_server_of_a_flower_app_record_the_same_updates(recordings: P
 @pytest.mark.slow
 def test_a_recorded_flower_app_is_replayed(recordings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control, which rayfed trains from the recorded samples, sends what Flower's clients sent."""
-    monkeypatch.setattr(replaying, "METHODS", (Method("inverting_gradients", evaluations=1),))
+    monkeypatch.setattr(replay, "METHODS", (Method("inverting_gradients", evaluations=1),))
     model = ("--model", str(REPOSITORY / "tests" / "flower_task.py") + ":Net", "--iterations", "20")
     options = (*model, "--round", "2", "--executor", "local", "--out", str(tmp_path), "--fail-above", "60")
     code, output = run("replay", str(recordings / "client"), *options)

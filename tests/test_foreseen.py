@@ -9,17 +9,17 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from rayfed.analysis.loading import Run
 from rayfed.cli import app
+from rayfed.core.reasons import Reason
 from rayfed.defences.base import Defence, Task, UpdateMethod
-from rayfed.engine import runs, sweeps
-from rayfed.engine.foreseen import find_undeclared, unreachable
-from rayfed.engine.inputs import prepare
-from rayfed.engine.local import local
-from rayfed.engine.progress import SweepProgress
-from rayfed.reasons import Reason
 from rayfed.registry import component
+from rayfed.results.loading import Run
+from rayfed.runs import runner, sweeps
+from rayfed.runs.preflight import find_undeclared, unreachable
 from rayfed.scenario import Scenario, parse
+from rayfed.simulation.executors.local import local
+from rayfed.simulation.inputs import prepare
+from rayfed.simulation.progress import SweepProgress
 from rayfed.update import Update
 from tests.progress_fixtures import Noting
 
@@ -98,7 +98,7 @@ class NoTrials:
 
 def test_the_run_ends_as_was_said_before_it(tmp_path: Path) -> None:
     noted = Noting()
-    folder = runs.launch(given(), str(tmp_path), local, noted)
+    folder = runner.launch(given(), str(tmp_path), local, noted)
     assert noted.notes[0] == unreachable(given())[0]
     verdicts = {verdict.arm: verdict for verdict in Run(folder).verdicts()}
     assert (verdicts["none"].state, verdicts["noise"].reasons) == ("leaks", {Reason.NO_ADAPTIVE_ATTACK})

@@ -12,14 +12,14 @@ from torch.func import grad, vmap
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from rayfed import losses
-from rayfed.client.cohort import cohort_updates
-from rayfed.client.fused import _FORMS, Stacked, fused_gradient
+from rayfed.core import losses
 from rayfed.defences.base import Batch, Defence, GradientMethod, Task
 from rayfed.defences.dp_sgd import DpSgd
 from rayfed.errors import UserError
 from rayfed.gradients import Penalised, buffers_of, gradient, weights_of
 from rayfed.scenario import Training
+from rayfed.simulation.client.cohort import cohort_updates
+from rayfed.simulation.client.fused import _FORMS, Stacked, fused_gradient
 from rayfed.update import Named, Update
 
 CLIENTS = 3

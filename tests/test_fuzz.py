@@ -28,25 +28,25 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from rayfed import scenario as scenarios
-from rayfed.analysis.loading import Run, load
-from rayfed.analysis.sweep_folder import SweepFolder, is_sweep
-from rayfed.client.failures import Failed, checked
-from rayfed.client.local import update_method
-from rayfed.client.runtime import ClientRuntime, Sent
 from rayfed.data.base import in_memory
-from rayfed.engine.inputs import Inputs, prepare
 from rayfed.errors import DataError, RunError, ScenarioError, UserError
 from rayfed.evidence import recommend as choice
 from rayfed.evidence.compare import compare
 from rayfed.metrics.lpips import Lpips
 from rayfed.models.pretrained import SHIPPED_EVALUATOR, load_evaluator, load_generator, load_recogniser
 from rayfed.registry import build
-from rayfed.report.export import export
-from rayfed.report.run import write_report
-from rayfed.report.sweep import write_sweep_report
+from rayfed.report.export.tables import export
+from rayfed.report.html.run import write_report
+from rayfed.report.html.sweep import write_sweep_report
 from rayfed.report.text import recommendation
+from rayfed.results.loading import Run, load
+from rayfed.results.sweep_folder import SweepFolder, is_sweep
 from rayfed.scenario import Scenario
 from rayfed.scenario.trials import planned
+from rayfed.simulation.client.failures import Failed, checked
+from rayfed.simulation.client.local import update_method
+from rayfed.simulation.client.runtime import ClientRuntime, Sent
+from rayfed.simulation.inputs import Inputs, prepare
 from rayfed.store import checkpoint
 from rayfed.store.checkpoint import Checkpoint
 from rayfed.store.folder import RunFolder

@@ -11,17 +11,17 @@ import torch
 from rayfed import scenario as scenarios
 from rayfed.attacks.base import Inference
 from rayfed.attacks.inference.gan import Gan
-from rayfed.client.observations import ObservationBuilder
-from rayfed.client.runtime import ClientRuntime
-from rayfed.client.visit import Truth
-from rayfed.engine import runs
-from rayfed.engine.inputs import prepare
-from rayfed.engine.local import local
-from rayfed.engine.progress import Progress
 from rayfed.gradients import buffers_of, weights_of
 from rayfed.metrics.inference import class_share, nearest
 from rayfed.models.build import build_model
+from rayfed.runs import runner
 from rayfed.samples import Pixels
+from rayfed.simulation.client.runtime import ClientRuntime
+from rayfed.simulation.client.visit import Truth
+from rayfed.simulation.executors.local import local
+from rayfed.simulation.inputs import prepare
+from rayfed.simulation.progress import Progress
+from rayfed.threat_model.observations import ObservationBuilder
 from rayfed.update import Observation
 
 
@@ -90,6 +90,6 @@ def test_a_class_of_which_no_test_image_is_has_no_share(tmp_path: Path) -> None:
         "2}, attacks: [{name: gan, target_class: 1, iterations: 1}, {name: gan, label: zero, iterations: 1}]}"
     )
     assert set(prepare(scenario).data.test_labels) == {1, 3, 6, 8}
-    rows = runs.attack(scenario, None, str(tmp_path), local, Progress()).read_table("inferences").to_pylist()
+    rows = runner.attack(scenario, None, str(tmp_path), local, Progress()).read_table("inferences").to_pylist()
     assert [(row["status"], row["value"] is None) for row in rows] == [("ok", False), ("not applicable", True)]
     assert "no test image has class 0" in rows[1]["message"]

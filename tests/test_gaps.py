@@ -16,9 +16,6 @@ from torch import Tensor
 
 from rayfed import scenario as scenarios
 from rayfed.attacks.base import Inference, Reconstruction
-from rayfed.engine import runs
-from rayfed.engine.local import local
-from rayfed.engine.progress import Progress
 from rayfed.evidence.bounds import Bound
 from rayfed.evidence.gate import check_bounds
 from rayfed.evidence.gate_inputs import GateInputs
@@ -27,10 +24,13 @@ from rayfed.metrics import score
 from rayfed.metrics.base import Metric
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.score import Scorer
-from rayfed.report import run as report
 from rayfed.report.gate import Gated, Ruling
-from rayfed.report.terminal_run import RunView
+from rayfed.report.html import run as report
+from rayfed.report.terminal.run import RunView
 from rayfed.report.text.formats import NONE, duration
+from rayfed.runs import runner
+from rayfed.simulation.executors.local import local
+from rayfed.simulation.progress import Progress
 from rayfed.store import exits
 from rayfed.store.folder import REPORT, RunFolder
 from tests.result_fixtures import small_run
@@ -186,7 +186,7 @@ class Infinite:
 @pytest.mark.parametrize("how", ["shape", "count", "labels"])
 def test_answers_of_another_form_have_rows_without_scores(how: str, tmp_path: Path) -> None:
     odd = f'attacks=[{{name: analytic, observes: gradient}}, {{name: "{__name__}:Odd", label: odd, how: {how}}}]'
-    folder = runs.launch(scenarios.parse(TEXT, changes=[odd]), str(tmp_path), local, Progress())
+    folder = runner.launch(scenarios.parse(TEXT, changes=[odd]), str(tmp_path), local, Progress())
     rows = {one["attack"]: one for one in folder.read_table("attacks").to_pylist()}
     assert rows["odd"]["label_accuracy" if how == "labels" else "psnr"] is None
     assert rows["analytic"]["psnr"] > 60
@@ -195,7 +195,7 @@ def test_answers_of_another_form_have_rows_without_scores(how: str, tmp_path: Pa
 
 def test_an_inference_that_is_not_finite_has_failed(tmp_path: Path) -> None:
     odd = f'attacks=[{{name: "{__name__}:Infinite", label: odd}}]'
-    folder = runs.launch(scenarios.parse(TEXT, changes=[odd]), str(tmp_path), local, Progress())
+    folder = runner.launch(scenarios.parse(TEXT, changes=[odd]), str(tmp_path), local, Progress())
     [found] = folder.read_table("inferences").to_pylist()
     assert (found["status"], found["value"]) == ("failed", None)
     assert found["message"]
@@ -207,7 +207,7 @@ def test_a_run_ends_well_and_tells_once_what_it_lacks(tmp_path: Path, monkeypatc
     progress = Progress()
     monkeypatch.setattr(progress, "note", notes.append)
     changes = ["federation.rounds=2", "attacks.0.rounds=[0, 1]", "attacks.0.victims=2"]
-    folder = runs.launch(scenarios.parse(TEXT, changes=changes), str(tmp_path), local, progress)
+    folder = runner.launch(scenarios.parse(TEXT, changes=changes), str(tmp_path), local, progress)
     assert {(one["ssim"], one["psnr"] is None) for one in folder.read_table("attacks").to_pylist()} == {(None, False)}
     assert len([note for note in notes if "ssim" in note and "SystemExit" in note]) == 1
 
@@ -241,7 +241,7 @@ def test_a_summary_that_fails_costs_a_run_nothing_else(tmp_path: Path, monkeypat
 
 def test_the_report_of_a_sweep_may_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "s.yaml").write_text(TEXT + "sweep: {fields: {training.lr: [0.1, 0.2]}}\n")
-    monkeypatch.setattr("rayfed.report.sweep.make_page", lambda *_: 1 / 0)
+    monkeypatch.setattr("rayfed.report.html.sweep.make_page", lambda *_: 1 / 0)
     code, output = run("sweep", str(tmp_path / "s.yaml"), "--executor", "local", "--out", str(tmp_path / "runs"))
     assert (code, output.count("ZeroDivisionError")) == (0, 1)
 

@@ -24,13 +24,11 @@ from scipy.stats import t
 from typer.main import get_command
 
 from rayfed import scenario as scenarios
+from rayfed.audit.replay import Recorded
 from rayfed.cli import app
 from rayfed.cli.bounds import parse_bounds
 from rayfed.cli.gate import _arm as named_arm
-from rayfed.engine import runs
-from rayfed.engine.local import local
-from rayfed.engine.progress import Progress
-from rayfed.engine.replaying import Recorded
+from rayfed.core.reasons import Reason
 from rayfed.errors import Killed, UserError
 from rayfed.evidence.baseline import Change, ChangeReasonKind, compare_with_baseline
 from rayfed.evidence.bounds import MEMBERSHIP, Bound, boundable_metrics
@@ -44,8 +42,10 @@ from rayfed.evidence.labels import LUCK, collect_label_inferences
 from rayfed.evidence.updates import measure_updates
 from rayfed.metrics.known import default_names
 from rayfed.metrics.labels import even_guess, label_accuracy
-from rayfed.reasons import Reason
 from rayfed.report.gate import Gated, Ruling, read_document, schema
+from rayfed.runs import runner
+from rayfed.simulation.executors.local import local
+from rayfed.simulation.progress import Progress
 from rayfed.store.finding import Doubt, Missing
 from rayfed.store.schemas import UNPLAYED
 from tests.conftest import REPOSITORY
@@ -412,9 +412,9 @@ def guessed(rng: np.random.Generator, labels: np.ndarray, prior: np.ndarray, how
 @pytest.mark.parametrize("skew", ["even", "two classes", "one a client", "two a client"])
 def test_luck_is_told_as_such(how: str, batch: int, skew: str) -> None:
     """Of guesses that know how often labels are, the best is beyond luck in one of twenty runs at most."""
-    rng, beyond, runs = np.random.default_rng(5), 0, 40
+    rng, beyond, runner = np.random.default_rng(5), 0, 40
     prior = np.full(10, 0.1) if skew != "two classes" else np.array([0.5, 0.5, *[0.0] * 8])
-    for _ in range(runs):
+    for _ in range(runner):
         each = {"one a client": 1, "two a client": 2}.get(skew, 0)
         few = [rng.choice(10, each, replace=False) if each else np.arange(10) for _ in range(8)]
         of = [prior[own] / prior[own].sum() for own in few]
@@ -427,7 +427,7 @@ def test_luck_is_told_as_such(how: str, batch: int, skew: str) -> None:
                 for one, own, update in zip(made, labels.flatten(), np.repeat(labels, batch, 0), strict=True)
             ]
         beyond += any(not one.lucky or one.whole for one in collect_label_inferences(rows))
-    assert beyond <= max(2, runs // 20)
+    assert beyond <= max(2, runner // 20)
 
 
 def scored(arm: str, apart: float, count: int = 2000, attack: str = "m", **more: Any) -> dict[str, Any]:
@@ -820,7 +820,7 @@ def test_examples_for_build_servers_are_yaml_whose_commands_are_understood() -> 
 DOCUMENT = REPOSITORY / "docs" / "gate.md"
 SLEEPY = "--iterations 20 --batch 1 --images 2 --set data.train_samples=60"
 FEW = """
-from rayfed.analysis import audit
+from rayfed.results import audit
 audit.METHODS = tuple(one for one in audit.METHODS if one.name in ("columns", "inverting_gradients"))
 from rayfed.cli import main
 main()
@@ -887,7 +887,7 @@ federation: {rounds: 1, clients: 2}
 arms: {none: [], noise: [{name: gaussian, sigma: 1.0}]}
 attacks: [{name: inverting_gradients, observes: gradient, iterations: 1, victims: 1, batch_size: 4}]
 """
-    folder = runs.attack(scenarios.parse(asked), None, str(tmp_path), local, Progress())
+    folder = runner.attack(scenarios.parse(asked), None, str(tmp_path), local, Progress())
     code, output = run("gate", folder.url, "--fail-above", "30")
     assert code == 3
     checks, _, step = output.partition("Next: ")
@@ -913,7 +913,7 @@ def test_a_gate_that_was_not_decided_says_so(
     def stops(*_: Any, **__: Any) -> Any:
         raise stopped
 
-    monkeypatch.setattr("rayfed.engine.audit.audit", stops)
+    monkeypatch.setattr("rayfed.audit.run.audit", stops)
     ended, output = run("audit", "--model", "mlp", "--data", "digits", "--size", "8", "--executor", "local", *gated)
     assert ended == code
     assert (f"gate: NOT MEASURED: {how} before it was decided" in output) == said

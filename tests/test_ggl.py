@@ -12,15 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.attacks.base import Attack
-from rayfed.attacks.ggl import Ggl, LatentSearch
-from rayfed.attacks.inverting_gradients import InvertingGradients
 from rayfed.attacks.matching.distances import one_minus_cosine, squared_l2
+from rayfed.attacks.matching.ggl import Ggl, LatentSearch
+from rayfed.attacks.matching.inverting_gradients import InvertingGradients
 from rayfed.attacks.matching.priors import latent_divergence
 from rayfed.attacks.matching.problem import Matching
 from rayfed.defences.base import Defence
 from rayfed.defences.gaussian import Gaussian
 from rayfed.defences.prune import Prune
-from rayfed.engine.inputs import prepare
 from rayfed.errors import UserError
 from rayfed.gradients import gradient
 from rayfed.metrics.images import psnr
@@ -30,6 +29,7 @@ from rayfed.models.pretrained import Origin, load_generator, save_generator
 from rayfed.pretraining.generator import train
 from rayfed.registry import build
 from rayfed.scenario import parse
+from rayfed.simulation.inputs import prepare
 from rayfed.update import Observation
 from tests.attack_fixtures import LENET, generators, images_of, observed
 

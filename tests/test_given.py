@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rayfed.attacks.analytic import Analytic
-from rayfed.attacks.given import Given, observe
+from rayfed.attacks.closed_form.analytic import Analytic
+from rayfed.attacks.external_update import Given, observe
 from rayfed.errors import UserError
 from rayfed.gradients import buffers_of, gradient, weights_of
 from rayfed.models.build import build_model

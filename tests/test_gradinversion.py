@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rayfed.attacks.gradinversion import GradInversion, _apart, _rates
 from rayfed.attacks.matching.batch_norm import batch_norm_prior
+from rayfed.attacks.matching.gradinversion import GradInversion, _apart, _rates
 from rayfed.attacks.matching.priors import euclidean
 from rayfed.models.convnet import ConvNet
 from rayfed.models.lenet import LeNet

@@ -9,8 +9,8 @@ from torch import nn
 from benchmarks.patches import TinyVit
 from rayfed.attacks.base import NotApplicable
 from rayfed.attacks.closed_form.probe import probe
-from rayfed.attacks.gradvit import GradVit, Patches, _moved, patches_of, relative_distance
 from rayfed.attacks.matching.distances import squared_l2
+from rayfed.attacks.matching.gradvit import GradVit, Patches, _moved, patches_of, relative_distance
 from rayfed.attacks.matching.problem import Matching
 from rayfed.models.convnet import ConvNet
 from rayfed.models.lenet import LeNet

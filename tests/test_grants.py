@@ -19,25 +19,25 @@ import torch
 from rayfed import registry
 from rayfed import scenario as scenarios
 from rayfed.attacks.base import not_applicable
-from rayfed.attacks.idlg import Idlg
+from rayfed.attacks.matching.idlg import Idlg
 from rayfed.attacks.sealed import attempt
-from rayfed.client import plan
-from rayfed.client.grants.base import Grant
-from rayfed.client.observations import ObservationBuilder
-from rayfed.client.runtime import ClientRuntime
-from rayfed.client.sent import Sent
-from rayfed.client.views import Sight, View
-from rayfed.client.visit import ClientVisit, ObservedClient, Truth
-from rayfed.engine import runs
-from rayfed.engine.attacker import Attacker
-from rayfed.engine.inputs import prepare
-from rayfed.engine.local import local
-from rayfed.engine.progress import Progress
 from rayfed.errors import ScenarioError, UserError
 from rayfed.evidence.attack_results import attack_input
 from rayfed.registry import component
 from rayfed.report.text.attacks import attack_input_text
+from rayfed.runs import runner
 from rayfed.scenario import AttackSpec, ResolvedArm
+from rayfed.simulation.client import plan
+from rayfed.simulation.client.runtime import ClientRuntime
+from rayfed.simulation.client.server_message import Sent
+from rayfed.simulation.client.visit import ClientVisit, ObservedClient, Truth
+from rayfed.simulation.executors.attacker import Attacker
+from rayfed.simulation.executors.local import local
+from rayfed.simulation.inputs import prepare
+from rayfed.simulation.progress import Progress
+from rayfed.threat_model.grants.base import Grant
+from rayfed.threat_model.observations import ObservationBuilder
+from rayfed.threat_model.views import Sight, View
 from rayfed.update import Named, Observation, Update
 from tests.conftest import REPOSITORY
 
@@ -156,7 +156,7 @@ def test_an_attacker_is_told_of_the_defences_that_are_part_of_the_architecture_a
     scenario = scenarios.parse(
         f"{TEXT.partition('arms:')[0]}{arms}\nattacks: [{{name: dlg, iterations: 1}}]\n", changes=[malicious]
     )
-    runs.launch(scenario, str(tmp_path), local, Progress())
+    runner.launch(scenario, str(tmp_path), local, Progress())
     assert {name: [d.name for d in arm.defences] for name, arm in told.items()} == {"locked": ["key_lock"], "noisy": []}
     assert {arm.malicious for arm in told.values()} == {None}
 
@@ -299,9 +299,9 @@ def test_observations_are_built_in_one_place() -> None:
         if isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2] == "Observation"
     ]
     assert sorted(path for path, _ in found) == [
-        "rayfed/attacks/given.py",
-        "rayfed/client/grants/code.py",  # without an update, to test a declaration
-        "rayfed/client/observations.py",
+        "rayfed/attacks/external_update.py",
+        "rayfed/threat_model/grants/code.py",  # without an update, to test a declaration
+        "rayfed/threat_model/observations.py",
     ], found
 
 
@@ -359,7 +359,7 @@ def test_reports_say_what_is_granted_in_its_own_words(name: str, words: str) -> 
     [
         ("knowledge: [lables]", r"attacks.0.knowledge.0: .*unknown grant 'lables': did you mean 'labels'"),
         ("knowledge: [no.such:Grant]", r"attacks.0.knowledge.0: .*cannot import 'no.such'"),
-        ("knowledge: ['rayfed.attacks.dlg:Dlg']", r"attacks.0.knowledge.0: .*grant.*grant\(\)"),
+        ("knowledge: ['rayfed.attacks.matching.dlg:Dlg']", r"attacks.0.knowledge.0: .*grant.*grant\(\)"),
         ("observes: gradients", r"attacks.0.observes: .*unknown view 'gradients': did you mean 'gradient'"),
     ],
 )

@@ -10,9 +10,9 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from rayfed.attacks.generators import LATENT, Generator
-from rayfed.attacks.grnn import Grnn, Makers, RmsProp, wasserstein
 from rayfed.attacks.matching.distances import squared_l2
+from rayfed.attacks.matching.generators import LATENT, Generator
+from rayfed.attacks.matching.grnn import Grnn, Makers, RmsProp, wasserstein
 from rayfed.attacks.matching.problem import Matching
 from rayfed.errors import UserError
 from rayfed.metrics.images import psnr
@@ -197,7 +197,9 @@ def test_a_result_does_not_depend_on_who_trains_together(monkeypatch: pytest.Mon
     sizes: list[int] = []
     points = Makers.points
     monkeypatch.setattr(Makers, "points", lambda self: sizes.append(len(self.latents)) or points(self))
-    monkeypatch.setattr("rayfed.attacks.grnn._WEIGHTS_AT_ONCE", 3 * sum(w.numel() for w in GENERATOR.parameters()))
+    monkeypatch.setattr(
+        "rayfed.attacks.matching.grnn._WEIGHTS_AT_ONCE", 3 * sum(w.numel() for w in GENERATOR.parameters())
+    )
     apart = short().reconstruct(observations, model, seeded(*range(4)))
     assert set(sizes) == {3, 1}
     for one, other in zip(together, apart, strict=True):

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from rayfed import registry, scenario
-from rayfed.engine import runs
-from rayfed.engine.hashes import NOT_HASHED, _of_samples
-from rayfed.engine.local import local
-from rayfed.engine.progress import Progress
+from rayfed.runs import runner
+from rayfed.runs.hashes import NOT_HASHED, _of_samples
+from rayfed.simulation.executors.local import local
+from rayfed.simulation.progress import Progress
 from rayfed.store import checkpoint
 from tests.progress_fixtures import Noting
 
@@ -48,8 +48,8 @@ def module(tmp_path: Path) -> Path:
 def played(out: Path, *changes: str, of: str | None = None) -> Any:
     loaded = scenario.parse(TEXT, changes=changes)
     if of is None:
-        return runs.launch(loaded, str(out), local, Progress())
-    return runs.attack(loaded, of, str(out), local, Progress())
+        return runner.launch(loaded, str(out), local, Progress())
+    return runner.attack(loaded, of, str(out), local, Progress())
 
 
 @pytest.mark.engine
@@ -100,7 +100,7 @@ def test_a_run_that_goes_on_with_other_code_says_so(
             "scenario.yaml", folder.read_text("scenario.yaml").replace(f"rounds: {rounds - 1}", f"rounds: {rounds}")
         )
         progress = Noting()
-        runs.resume(folder.url, local, progress, True)
+        runner.resume(folder.url, local, progress, True)
         notes.append([note for note in progress.notes if "has changed" in note])
     assert notes[0] == []
     assert [note.partition(" has changed")[0] for note in notes[1]] == ["the code of hashed_defences"]

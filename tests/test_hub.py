@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from rayfed import registry
 from rayfed import scenario as scenarios
+from rayfed.core.files import local_path
 from rayfed.errors import ScenarioError, UserError
-from rayfed.files import local_path
 from rayfed.models.build import build_model
 from rayfed.models.notes import notes_of
 from rayfed.models.state import load_state

@@ -11,19 +11,19 @@ from torch import Tensor, nn
 
 from rayfed import scenario as scenarios
 from rayfed.attacks.base import MaliciousServer
-from rayfed.attacks.imprint import Imprint, thresholds
-from rayfed.client.local import local_training, update_method
-from rayfed.client.observations import ObservationBuilder
-from rayfed.client.runtime import ClientRuntime, Sent
-from rayfed.client.visit import ClientVisit
+from rayfed.attacks.server.imprint import Imprint, thresholds
 from rayfed.defences.base import Batch, Task
-from rayfed.engine.inputs import prepare
 from rayfed.gradients import buffers_of, weights_of
 from rayfed.metrics.labels import label_accuracy
 from rayfed.models.build import build_model
 from rayfed.registry import build
 from rayfed.samples import Pixels
 from rayfed.scenario import AttackSpec, Training
+from rayfed.simulation.client.local import local_training, update_method
+from rayfed.simulation.client.runtime import ClientRuntime, Sent
+from rayfed.simulation.client.visit import ClientVisit
+from rayfed.simulation.inputs import prepare
+from rayfed.threat_model.observations import ObservationBuilder
 from rayfed.update import Observation
 
 SGD = Training(algorithm="fedsgd", batch_size=None)

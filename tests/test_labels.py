@@ -10,14 +10,14 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rayfed.attacks.adaptive.two_images import TwoImages
 from rayfed.attacks.base import Attack
-from rayfed.attacks.gradinversion import GradInversion
-from rayfed.attacks.head import Head
-from rayfed.attacks.idlg import Idlg
-from rayfed.attacks.inverting_gradients import InvertingGradients
-from rayfed.attacks.label_shares import estimated_shares
-from rayfed.attacks.labels import counted_labels, last_linear, one_label, with_labels
-from rayfed.attacks.two_images import TwoImages
+from rayfed.attacks.closed_form.head import Head
+from rayfed.attacks.inference.label_shares import estimated_shares
+from rayfed.attacks.inference.labels import counted_labels, last_linear, one_label, with_labels
+from rayfed.attacks.matching.gradinversion import GradInversion
+from rayfed.attacks.matching.idlg import Idlg
+from rayfed.attacks.matching.inverting_gradients import InvertingGradients
 from rayfed.models.convnet import ConvNet
 from rayfed.models.lenet import LeNet
 from rayfed.models.mlp import Mlp

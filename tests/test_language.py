@@ -12,18 +12,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rayfed import losses, scenario
-from rayfed.client.sent import Sent
+from rayfed import scenario
+from rayfed.core import losses
+from rayfed.core.losses import NO_TARGET, CausalLM, MaskedLM, PlaceCrossEntropy
 from rayfed.data.sets.text_table import TextTable
-from rayfed.engine import runs
-from rayfed.engine.evaluation import guesses
-from rayfed.engine.inputs import prepare
-from rayfed.engine.local import local
-from rayfed.engine.progress import Progress
-from rayfed.engine.worker import ClientWorker
 from rayfed.errors import DataError, UserError
 from rayfed.gradients import buffers_of, gradient, per_sample_gradients, weights_of
-from rayfed.losses import NO_TARGET, CausalLM, MaskedLM, PlaceCrossEntropy
+from rayfed.runs import runner
+from rayfed.simulation.client.server_message import Sent
+from rayfed.simulation.executors.local import local
+from rayfed.simulation.executors.worker import ClientWorker
+from rayfed.simulation.inputs import prepare
+from rayfed.simulation.progress import Progress
+from rayfed.simulation.rounds.evaluation import guesses
 from tests.language_fixtures import (
     MASK,
     PAD,
@@ -338,7 +339,7 @@ def test_a_language_model_learns_and_is_reported(tmp_path: Path, kind: str) -> N
         arms = {"dp": [{"name": "dp_sgd", "clip": 1.0, "epsilon": 8}]}
     training = {"optimiser": "adamw", "lr": 0.003, "batch_size": 12, "epochs": 5}
     written = document(tmp_path / "t.parquet", kind, training=training, arms={"none": [], **arms})
-    run = runs.launch(scenario.check(written, "t"), str(tmp_path), local, Progress())
+    run = runner.launch(scenario.check(written, "t"), str(tmp_path), local, Progress())
     last = {row["arm"]: row for row in run.read_table("rounds").to_pylist()[-2:]}
     assert last["none"]["baseline_perplexity"] == pytest.approx(20, rel=0.1)
     assert 1 < last["none"]["test_perplexity"] < 0.6 * len(SAMPLE.vocabulary)
@@ -357,7 +358,7 @@ def test_labels_of_tokens_are_learnt(tmp_path: Path) -> None:
     written["data"] |= {"text_column": "tokens", "label_column": "tags"}
     written["model"]["task"] = "token_classification"
     written["training"] = {"optimiser": "adamw", "lr": 0.003, "batch_size": 8, "epochs": 4}
-    run = runs.launch(scenario.check(written, "t"), str(tmp_path), local, Progress())
+    run = runner.launch(scenario.check(written, "t"), str(tmp_path), local, Progress())
     last = run.read_table("rounds").to_pylist()[-1]
     assert last["test_accuracy"] > 0.9
     assert last["test_perplexity"] is None

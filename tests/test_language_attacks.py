@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rayfed import losses
+from rayfed.attacks.adaptive.two_images import TwoImages
 from rayfed.attacks.base import Reconstruction
 from rayfed.attacks.sealed import _NOT_GIVEN, attempt
 from rayfed.attacks.text.dager import Dager
 from rayfed.attacks.text.embedding_rows import EmbeddingRows
 from rayfed.attacks.text.tag import Tag
-from rayfed.attacks.two_images import TwoImages
+from rayfed.core import losses
+from rayfed.core.losses import PlaceCrossEntropy
 from rayfed.gradients import buffers_of, gradient, weights_of
-from rayfed.losses import PlaceCrossEntropy
 from rayfed.metrics.score import Scorer
 from rayfed.update import Observation
 from tests.attack_fixtures import generators

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from rayfed.attacks.dlg import Dlg
-from rayfed.attacks.idlg import Idlg
-from rayfed.attacks.inverting_gradients import InvertingGradients
+from rayfed.attacks.matching.dlg import Dlg
+from rayfed.attacks.matching.idlg import Idlg
+from rayfed.attacks.matching.inverting_gradients import InvertingGradients
 from rayfed.attacks.matching.problem import Matching
 from rayfed.defences.gaussian import Gaussian
 from rayfed.defences.prune import Prune

@@ -21,12 +21,12 @@ from typer.testing import CliRunner
 from benchmarks.faults import differences
 from rayfed import scenario as scenarios
 from rayfed.cli import app
-from rayfed.engine import runs, sweeps
-from rayfed.engine.local import local
-from rayfed.engine.local_sweep import local_sweep
-from rayfed.engine.progress import Progress, SweepProgress
 from rayfed.errors import LeaseError, RunError
+from rayfed.runs import runner, sweeps
+from rayfed.runs.local_sweep import local_sweep
 from rayfed.scenario import Scenario
+from rayfed.simulation.executors.local import local
+from rayfed.simulation.progress import Progress, SweepProgress
 from rayfed.store import lease
 from rayfed.store.folder import RunFolder
 from rayfed.store.lease import holding
@@ -51,7 +51,7 @@ def parsed(*changes: str) -> Scenario:
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A run that nobody disturbed."""
-    return runs.launch(parsed(), str(tmp_path_factory.mktemp("alone")), local, Progress())
+    return runner.launch(parsed(), str(tmp_path_factory.mktemp("alone")), local, Progress())
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_a_driver_whose_folder_is_changed_does_not_go_on(gone: str, tmp_path: Pa
             shutil.rmtree(only(tmp_path) / name)
 
     with pytest.raises(RunError, match=r"was changed during the run|this driver lost its lease"):
-        runs.launch(parsed(), str(tmp_path), local, Meanwhile(change))
+        runner.launch(parsed(), str(tmp_path), local, Meanwhile(change))
     if "lease" not in gone:
         assert json.loads((only(tmp_path) / "status.json").read_text())["state"] == "failed"
 
@@ -106,7 +106,7 @@ def test_an_older_copy_that_is_put_back_is_not_gone_on_from(tmp_path: Path) -> N
                 shutil.copytree(tmp_path / "copy", run / "checkpoint")
 
     with pytest.raises(RunError, match="was changed during the run"):
-        runs.launch(parsed(), str(tmp_path / "runs"), local, Restored())
+        runner.launch(parsed(), str(tmp_path / "runs"), local, Restored())
 
 
 @pytest.mark.engine
@@ -115,10 +115,10 @@ def test_two_drivers_of_one_number_do_not_play_one_folder(alone: RunFolder, tmp_
 
     def other() -> None:
         shutil.rmtree(only(tmp_path) / "lease")
-        runs.resume(str(only(tmp_path)), local, Progress())
+        runner.resume(str(only(tmp_path)), local, Progress())
 
     with pytest.raises(LeaseError):
-        runs.launch(parsed(), str(tmp_path), local, Meanwhile(other))
+        runner.launch(parsed(), str(tmp_path), local, Meanwhile(other))
     assert not differences(only(tmp_path), Path(alone.url))
 
 
@@ -128,11 +128,11 @@ def test_numbers_go_on_where_leases_are_lost(alone: RunFolder, tmp_path: Path) -
         with suppress(KeyboardInterrupt):
             stop = Meanwhile(_interrupted, 2 if list(tmp_path.iterdir()) else 1)
             if list(tmp_path.iterdir()):
-                runs.resume(str(only(tmp_path)), local, stop)
+                runner.resume(str(only(tmp_path)), local, stop)
             else:
-                runs.launch(parsed(), str(tmp_path), local, stop)
+                runner.launch(parsed(), str(tmp_path), local, stop)
         shutil.rmtree(only(tmp_path) / "lease")
-    runs.resume(str(only(tmp_path)), local, Progress())
+    runner.resume(str(only(tmp_path)), local, Progress())
     assert not differences(only(tmp_path), Path(alone.url))
 
 
@@ -162,7 +162,7 @@ def test_a_live_run_is_not_resumed(alone: RunFolder, tmp_path: Path) -> None:
         assert result.exit_code == 2
         assert contents(only(tmp_path)) == before
 
-    runs.launch(parsed(), str(tmp_path), local, Meanwhile(resume))
+    runner.launch(parsed(), str(tmp_path), local, Meanwhile(resume))
     assert "is in use by process" in said[0]
     assert not differences(only(tmp_path), Path(alone.url))
 
@@ -192,11 +192,11 @@ def test_who_is_taken_over_stops_and_writes_nothing(
     left, other = dict[str, bytes](), Noting()
 
     def overtake() -> None:
-        runs.resume(str(only(tmp_path)), local, other)
+        runner.resume(str(only(tmp_path)), local, other)
         left.update(contents(only(tmp_path)))
 
     with pytest.raises(LeaseError, match=r"taken over by process \d+ on .* has written nothing since"):
-        runs.launch(parsed(), str(tmp_path), local, Meanwhile(overtake))
+        runner.launch(parsed(), str(tmp_path), local, Meanwhile(overtake))
     assert contents(only(tmp_path)) == left
     assert json.loads(left["status.json"])["state"] == "finished"
     [note] = other.notes

@@ -14,9 +14,9 @@ import pytest
 from PIL import Image
 
 import rayfed
-from rayfed.analysis.loading import Run, Sweep
-from rayfed.analysis.notebook import MOST
 from rayfed.errors import RunError
+from rayfed.results.loading import Run, Sweep
+from rayfed.results.notebook import MOST
 from rayfed.store.folder import RunFolder
 from rayfed.store.schemas import TABLES
 from tests.conftest import REPOSITORY

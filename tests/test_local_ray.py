@@ -16,8 +16,8 @@ import ray
 
 from actors import local_ray, ray_files
 from benchmarks import faults
-from rayfed.engine.recorder import RunRecorder
 from rayfed.errors import UserError, plain
+from rayfed.runs.recorder import RunRecorder
 from rayfed.store.folder import RunFolder
 from tests.conftest import REPOSITORY, missing
 from tests.test_faults import in_own_process, user_namespaces
@@ -192,8 +192,8 @@ def test_a_temporary_folder_that_ray_cannot_use_is_told(how: str, tmp_path: Path
 SPILLING = """
 import sys
 import ray
-from rayfed.engine import runs
-from rayfed.engine.progress import Progress
+from rayfed.runs import runner
+from rayfed.simulation.progress import Progress
 from rayfed import scenario as scenarios
 from actors.executor import on_ray
 from tests.run_fixtures import BIG
@@ -203,7 +203,7 @@ ray.init(address="local", num_cpus=2, object_store_memory=80_000_000, object_spi
          include_dashboard=False, log_to_driver=False)
 s = scenarios.parse(BIG)
 try:
-    runs.launch(s, sys.argv[1], on_ray(), Progress())
+    runner.launch(s, sys.argv[1], on_ray(), Progress())
 except ResourceError as error:
     print("SAID", error)
 """

@@ -11,20 +11,20 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.attacks.base import Attack
-from rayfed.attacks.dlg import Dlg
-from rayfed.attacks.gradinversion import GradInversion
-from rayfed.attacks.head import Head
-from rayfed.attacks.idlg import Idlg
-from rayfed.attacks.inverting_gradients import InvertingGradients
-from rayfed.attacks.labels import LabelReader
+from rayfed.attacks.closed_form.head import Head
+from rayfed.attacks.inference.labels import LabelReader
 from rayfed.attacks.matching.distances import one_minus_cosine, squared_l2
+from rayfed.attacks.matching.dlg import Dlg
+from rayfed.attacks.matching.gradinversion import GradInversion
+from rayfed.attacks.matching.idlg import Idlg
+from rayfed.attacks.matching.inverting_gradients import InvertingGradients
 from rayfed.attacks.matching.local_steps import local_update, many_local_updates
 from rayfed.attacks.matching.options import class_averages
 from rayfed.attacks.matching.problem import Matching, matched_layers
-from rayfed.client.local import local_training
 from rayfed.errors import UserError
 from rayfed.models.convnet import ConvNet
 from rayfed.scenario import Training
+from rayfed.simulation.client.local import local_training
 from rayfed.update import LocalTraining, Named, Observation
 from tests.attack_fixtures import digit, leaky_lenet, observe, photo, psnr, seeded
 

@@ -13,20 +13,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rayfed import losses, registry, scenario
+from rayfed import registry, scenario
 from rayfed.attacks.base import Reconstruction
-from rayfed.attacks.labels import with_labels
+from rayfed.attacks.inference.labels import with_labels
 from rayfed.attacks.sealed import attempt
-from rayfed.engine import runs
-from rayfed.engine.inputs import prepare
-from rayfed.engine.local import local
-from rayfed.engine.progress import Progress
+from rayfed.core import losses
+from rayfed.core.losses import BinaryCrossEntropy, CrossEntropy, Loss, MeanSquaredError, OwnLoss
 from rayfed.errors import UserError
 from rayfed.evidence.criteria import Criterion
 from rayfed.evidence.findings import findings
 from rayfed.gradients import gradient, per_sample_gradients, weights_of
-from rayfed.losses import BinaryCrossEntropy, CrossEntropy, Loss, MeanSquaredError, OwnLoss
+from rayfed.runs import runner
 from rayfed.samples import Pixels
+from rayfed.simulation.executors.local import local
+from rayfed.simulation.inputs import prepare
+from rayfed.simulation.progress import Progress
 from rayfed.update import Observation
 from tests.data_fixtures import png
 
@@ -143,7 +144,7 @@ REGRESSION = {
 
 @pytest.mark.engine
 def test_regression_is_judged_by_its_error_and_never_by_accuracy(tmp_path: Path) -> None:
-    folder = runs.launch(scenario.check(REGRESSION, "t"), str(tmp_path), local, Progress())
+    folder = runner.launch(scenario.check(REGRESSION, "t"), str(tmp_path), local, Progress())
     last = folder.read_table("rounds").to_pylist()[-1]
     assert last["test_accuracy"] is None
     assert last["baseline_accuracy"] is None

@@ -19,17 +19,18 @@ from actors.cluster import wanted
 from actors.process import Renewable, ResourceShare
 from actors.shipping import runtime_env
 from rayfed import cli, scenario
-from rayfed.attacks.analytic import Analytic
 from rayfed.attacks.base import Reconstruction, not_applicable
-from rayfed.engine import machine, runs
-from rayfed.engine.executor import Executor
-from rayfed.engine.gpus import gpus_here, with_devices
-from rayfed.engine.inputs import Inputs
-from rayfed.engine.local import local
-from rayfed.engine.machine import PORTABLE, Machine
-from rayfed.engine.progress import Progress
+from rayfed.attacks.closed_form.analytic import Analytic
 from rayfed.errors import NotPortable, ResourceError
+from rayfed.runs import runner
 from rayfed.scenario import Scenario
+from rayfed.simulation import machine
+from rayfed.simulation.executors.base import Executor
+from rayfed.simulation.executors.local import local
+from rayfed.simulation.gpus import gpus_here, with_devices
+from rayfed.simulation.inputs import Inputs
+from rayfed.simulation.machine import PORTABLE, Machine
+from rayfed.simulation.progress import Progress
 from rayfed.update import Observation
 from tests.cluster_fixtures import document, finished, rayfed
 from tests.cluster_fixtures import environment as plain_environment
@@ -80,7 +81,7 @@ def test_portable_bits_are_those_of_every_processor(deterministic: str, executor
 
 def test_a_process_that_is_not_portable_is_told_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(NotPortable, match="ATEN_CPU_CAPABIL"):
-        runs.launch(small(resources={"deterministic": "portable"}), str(tmp_path), local, Progress())
+        runner.launch(small(resources={"deterministic": "portable"}), str(tmp_path), local, Progress())
     assert not list(tmp_path.iterdir())
 
 
@@ -135,11 +136,11 @@ class Elsewhere(Noting):
 @pytest.mark.usefixtures("reports")
 def test_a_resume_on_another_kind_of_processor_is_said_and_both_are_kept(tmp_path: Path) -> None:
     first, second = Elsewhere("A (GenuineIntel, AVX512)"), Elsewhere("B (AuthenticAMD, AVX2)")
-    folder = runs.launch(small(), str(tmp_path), first, first)
+    folder = runner.launch(small(), str(tmp_path), first, first)
     assert not any("WARNING" in note for note in first.notes)
     longer = folder.read_text("scenario.yaml").replace("rounds: 2\n", "rounds: 3\n")
     folder.write_text("scenario.yaml", longer)
-    runs.resume(folder.url, second, second, extend=True)
+    runner.resume(folder.url, second, second, extend=True)
     [warning] = [note for note in second.notes if "WARNING" in note]
     assert "client on A (GenuineIntel, AVX512) and B (AuthenticAMD, AVX2)" in warning
     assert warning in folder.read_text("log.txt")
@@ -156,7 +157,7 @@ NO_GPU = "num_gpus: 0.5"
 def test_a_gpu_that_is_not_there_ends_a_run(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ResourceError, match=NO_GPU):
-        runs.launch(small(resources={kind: {"num_gpus": 0.5}}), str(tmp_path), local, Progress())
+        runner.launch(small(resources={kind: {"num_gpus": 0.5}}), str(tmp_path), local, Progress())
     with pytest.raises(ResourceError, match=NO_GPU):
         Renewable().machine(ResourceShare(1, 0.5))
 
@@ -205,7 +206,7 @@ def test_tf32_is_off_unless_it_is_asked_for(tf32: bool, tmp_path: Path) -> None:
         def clients_done(self, round: int, done: int, total: int) -> None:
             assert (cudnn.allow_tf32, matmul.allow_tf32) == (tf32, tf32)
 
-    folder = runs.launch(small(resources={"tf32": tf32}), str(tmp_path), local, Watching())
+    folder = runner.launch(small(resources={"tf32": tf32}), str(tmp_path), local, Watching())
     assert folder.read_mapping("environment.json")["tf32"] is tf32
     assert (cudnn.allow_tf32, matmul.allow_tf32) == before
     try:
@@ -225,7 +226,7 @@ def test_attackers_compute_without_tf32(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Analytic, "reconstruct", answer)
     asked = small(resources={"tf32": True}, attacks=[{"name": "analytic", "victims": 1, "rounds": [0]}])
-    runs.launch(asked, str(tmp_path), local, Progress())
+    runner.launch(asked, str(tmp_path), local, Progress())
     assert found == [False]
     allotted = wanted(with_devices(asked, gpus_here()), 2, 1)
     assert (allotted.client.tf32, allotted.attacker.tf32) == (True, False)

@@ -26,10 +26,10 @@ from rayfed.data.mapped import Mapped
 from rayfed.data.sets.arrow import Arrow
 from rayfed.data.sets.digits import Digits
 from rayfed.data.sets.image_folder import ImageFolder
-from rayfed.engine import runs
-from rayfed.engine.progress import Progress
 from rayfed.errors import DataError, UserError
+from rayfed.runs import runner
 from rayfed.scenario import resolve
+from rayfed.simulation.progress import Progress
 from tests.conftest import REPOSITORY
 
 TEXT = """
@@ -186,9 +186,9 @@ else:
 
 def trained(data: str) -> dict[str, torch.Tensor]:
     """The sum of one round's updates, without Ray."""
-    from rayfed.client.arm import build_arm
-    from rayfed.client.runtime import ClientRuntime, Sent
-    from rayfed.engine.inputs import prepare
+    from rayfed.simulation.client.arm import build_arm
+    from rayfed.simulation.client.runtime import ClientRuntime, Sent
+    from rayfed.simulation.inputs import prepare
 
     s = scenarios.parse(TEXT.replace("{DATA}", data))
     inputs = prepare(s)
@@ -241,7 +241,7 @@ def test_an_actor_without_the_file_ends_the_run_with_its_path(
     monkeypatch.setattr(RayExecutor, "start", without_file)
     s = scenarios.parse(TEXT.replace("{DATA}", f"{{name: arrow, path: {packed}}}"))
     with pytest.raises(UserError, match=r"digits\.arrow is not on the machine") as caught:
-        runs.launch(s, str(tmp_path), on_ray(), Progress())
+        runner.launch(s, str(tmp_path), on_ray(), Progress())
     assert "Traceback" not in str(caught.value)
 
 

@@ -18,21 +18,21 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as V
 
 from rayfed import registry
-from rayfed.client.augmentation import area_box, augmented
-from rayfed.client.runtime import Evaluation
+from rayfed.core.losses import PlaceCrossEntropy, attach
+from rayfed.core.objective import NO_TARGET, overlap
 from rayfed.data.base import Dataset
 from rayfed.data.packing import pack
 from rayfed.data.section import data_section
 from rayfed.data.sets.image_masks import is_given
-from rayfed.engine.evaluation import guesses
-from rayfed.engine.inputs import prepare
 from rayfed.errors import DataError, UserError
 from rayfed.gradients import gradient, per_sample_gradients, weights_of
-from rayfed.losses import PlaceCrossEntropy, attach
 from rayfed.metrics.masks import mask_iou
 from rayfed.models.build import build_model
-from rayfed.objective import NO_TARGET, overlap
 from rayfed.scenario import Augment, check
+from rayfed.simulation.client.augmentation import area_box, augmented
+from rayfed.simulation.client.runtime import Evaluation
+from rayfed.simulation.inputs import prepare
+from rayfed.simulation.rounds.evaluation import guesses
 from tests.data_fixtures import png, random_images
 
 

@@ -16,13 +16,13 @@ from torch.nn import functional as F
 from rayfed import scenario as scenarios
 from rayfed.attacks.inference.membership import Membership, log_ratios, ridge
 from rayfed.attacks.sealed import attempt
-from rayfed.client.observations import ObservationBuilder
-from rayfed.client.runtime import ClientRuntime, Sent
-from rayfed.client.visit import ClientVisit, ObservationRequest, Truth
-from rayfed.engine.inputs import prepare
 from rayfed.gradients import buffers_of, gradient, weights_of
 from rayfed.scenario import AttackSpec
+from rayfed.simulation.client.runtime import ClientRuntime, Sent
+from rayfed.simulation.client.visit import ClientVisit, ObservationRequest, Truth
+from rayfed.simulation.inputs import prepare
 from rayfed.store.schemas import TABLES
+from rayfed.threat_model.observations import ObservationBuilder
 from rayfed.update import Observation
 
 SCORES = ["loss", "norm", "cosine", "regression", "lira"]
@@ -290,10 +290,10 @@ def test_the_candidates_of_an_update_are_the_same_in_every_round() -> None:
 
 
 def test_inferences_pass_through_the_workers_into_their_own_table() -> None:
-    from rayfed.engine.attacker import Attacker
-    from rayfed.engine.attacking import AttackCall, note_attack
-    from rayfed.engine.tables import RoundTables
-    from rayfed.engine.worker import ClientWorker
+    from rayfed.simulation.executors.attacker import Attacker
+    from rayfed.simulation.executors.worker import ClientWorker
+    from rayfed.simulation.rounds.attacks import AttackCall, note_attack
+    from rayfed.simulation.tables import RoundTables
 
     scenario = scenarios.parse(
         "{name: t, data: {name: digits, public: 0.2}, model: lenet, federation: {rounds: 1, clients: 40}, attacks: ["

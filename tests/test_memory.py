@@ -16,18 +16,18 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from benchmarks import iteration
-from rayfed import memory
 from rayfed import scenario as scenarios
-from rayfed.attacks.inverting_gradients import InvertingGradients
 from rayfed.attacks.matching.distances import squared_l2
+from rayfed.attacks.matching.inverting_gradients import InvertingGradients
 from rayfed.attacks.matching.problem import Matching
 from rayfed.attacks.matching.second_derivatives import DIFFERENCED, IN_TURN, TOGETHER, Way
-from rayfed.client import cohort
-from rayfed.engine import runs
-from rayfed.engine.local import local
+from rayfed.core import memory
+from rayfed.core.memory import Fitting, most_held
 from rayfed.errors import ResourceError
-from rayfed.memory import Fitting, most_held
 from rayfed.models.build import build_model
+from rayfed.runs import runner
+from rayfed.simulation.client import cohort
+from rayfed.simulation.executors.local import local
 from rayfed.update import LocalTraining
 from tests.attack_fixtures import digit, observe, seeded, two_digits
 from tests.run_fixtures import Noting, weights
@@ -111,7 +111,7 @@ def test_the_cache_is_given_back_before_less_is_tried(monkeypatch: pytest.Monkey
 
 
 def played(folder: Path, progress: Noting, *changes: str) -> Any:
-    return runs.launch(scenarios.parse(TEXT, changes=changes), str(folder), local, progress)
+    return runner.launch(scenarios.parse(TEXT, changes=changes), str(folder), local, progress)
 
 
 @pytest.mark.engine

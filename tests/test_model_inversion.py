@@ -9,13 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rayfed.attacks.model_inversion import ModelInversion
-from rayfed.client import plan
-from rayfed.client.grants.colluder import colluder
-from rayfed.client.observations import ObservationBuilder
-from rayfed.client.runtime import ClientRuntime, Sent
-from rayfed.client.visit import ClientVisit, ObservedClient
-from rayfed.engine.inputs import prepare
+from rayfed.attacks.matching.model_inversion import ModelInversion
 from rayfed.errors import ScenarioError, UserError
 from rayfed.gradients import buffers_of, weights_of
 from rayfed.metrics.images import mse
@@ -23,6 +17,12 @@ from rayfed.models.build import build_model
 from rayfed.models.front import Front
 from rayfed.samples import Pixels
 from rayfed.scenario import AttackSpec, Scenario, parse
+from rayfed.simulation.client import plan
+from rayfed.simulation.client.runtime import ClientRuntime, Sent
+from rayfed.simulation.client.visit import ClientVisit, ObservedClient
+from rayfed.simulation.inputs import prepare
+from rayfed.threat_model.grants.colluder import colluder
+from rayfed.threat_model.observations import ObservationBuilder
 from rayfed.update import Observation
 from tests.attack_fixtures import generators, images_of, observed
 

@@ -15,15 +15,16 @@ from hypothesis import strategies as st
 
 from rayfed import scenario as scenarios
 from rayfed.aggregation.server import TreeFold
-from rayfed.client.runtime import CohortReport
-from rayfed.engine import node_sums, runs
-from rayfed.engine.executor import Call, Done, Gone, Lost
-from rayfed.engine.inputs import Inputs
-from rayfed.engine.local import LocalExecution, LocalExecutor, local
-from rayfed.engine.node_sums import FAN_IN, NodeSums, homes
-from rayfed.engine.progress import Progress
-from rayfed.engine.stragglers import Cohort, Portion, Result, portions
+from rayfed.runs import runner
 from rayfed.scenario import resolve
+from rayfed.simulation.client.runtime import CohortReport
+from rayfed.simulation.executors.base import Call, Done, Gone, Lost
+from rayfed.simulation.executors.local import LocalExecution, LocalExecutor, local
+from rayfed.simulation.executors.stragglers import Cohort, Portion, Result, portions
+from rayfed.simulation.inputs import Inputs
+from rayfed.simulation.progress import Progress
+from rayfed.simulation.rounds import node_sums
+from rayfed.simulation.rounds.node_sums import FAN_IN, NodeSums, homes
 from tests.run_fixtures import assert_same_bits, weights
 from tests.test_portions import Adding
 
@@ -85,7 +86,7 @@ class Nodes:
         work = [
             [Cohort(arm, i, "sent", (i,), {}, node=node) for i in run]
             for arm in ARMS
-            for run, node in zip(runs, where, strict=True)
+            for run, node in zip(runner, where, strict=True)
         ]
         sums = NodeSums(self.run, self.train, sent, counts)
         for result in self.train(work):
@@ -120,9 +121,9 @@ def test_no_bit_hangs_on_nodes_order_or_losses(
     draw: random.Random, count: int, seed: int, calls: int, nodes: int, losses: int, obedient: bool
 ) -> None:
     numbers = np.random.default_rng(seed).normal(size=count).astype(np.float32)
-    runs, names = portions([1.0] * count, calls, nodes), [str(i) for i in range(nodes)]
+    runner, names = portions([1.0] * count, calls, nodes), [str(i) for i in range(nodes)]
     world = Nodes(draw, numbers, names, losses, obedient)
-    totals = world.totals(runs, homes([float(len(run)) for run in runs], dict.fromkeys(names, 1)))
+    totals = world.totals(runner, homes([float(len(run)) for run in runner], dict.fromkeys(names, 1)))
     assert [total.tobytes() for total in totals.values()] == [straight(numbers)] * 2
     assert world.most <= FAN_IN
 
@@ -152,11 +153,11 @@ def test_a_node_gets_work_as_it_has_actors() -> None:
 @pytest.mark.parametrize(("nodes", "before", "after"), [(2, 236, 8), (8, 944, 37), (32, 2880, 18), (50, 1600, 7)])
 def test_few_partial_results_reach_the_server(nodes: int, before: int, after: int) -> None:
     """Of 6,400 cohorts that are alike, on nodes of 16 actors; every so many nodes bring their sums together."""
-    runs = portions([10.0] * 6400, 32 * nodes, 16 * nodes)
+    runner = portions([10.0] * 6400, 32 * nodes, 16 * nodes)
     names = [str(i) for i in range(nodes)]
-    assert sum(_branches(run[0], run[-1] + 1) for run in runs) == before
+    assert sum(_branches(run[0], run[-1] + 1) for run in runner) == before
     world = Nodes(random.Random(3), np.zeros(6400, np.float32), names, obedient=True)
-    world.totals(runs, homes([float(len(run)) for run in runs], dict.fromkeys(names, 16)))
+    world.totals(runner, homes([float(len(run)) for run in runner], dict.fromkeys(names, 16)))
     assert world.received == 2 * after
     assert set(world.folded) == set(names)
 
@@ -212,7 +213,7 @@ def test_rules_masks_and_encryption_come_to_the_same_bits(tmp_path: Path, monkey
     """The masked sum, ciphertexts, and what a rule keeps of each update beside its sum."""
     monkeypatch.setattr(node_sums, "LEAST", 0)
     scenario = scenarios.parse(TEXT)
-    here = runs.launch(scenario, str(tmp_path / "here"), local, Progress())
-    there = runs.launch(scenario, str(tmp_path / "there"), LocalExecution(OnThreeNodes), Progress())
+    here = runner.launch(scenario, str(tmp_path / "here"), local, Progress())
+    there = runner.launch(scenario, str(tmp_path / "there"), LocalExecution(OnThreeNodes), Progress())
     assert OnThreeNodes.folds > 2 * 5 * 2, "more than two for each round and arm whose sum is smaller than its parts"
     assert_same_bits(weights(there), weights(here))

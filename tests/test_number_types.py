@@ -11,22 +11,22 @@ import torch
 from torch import Tensor, nn
 
 import rayfed
-from rayfed.attacks.given import observe
+from rayfed.attacks.external_update import observe
+from rayfed.core.number_types import check_model
 from rayfed.crypto.layout import flat
 from rayfed.defences.noise import clipped, sample_norms
-from rayfed.engine.calling import scenario_of
-from rayfed.engine.inputs import prepare
 from rayfed.errors import UserError
 from rayfed.gradients import clipped as clipped_gradient
 from rayfed.gradients import norm
 from rayfed.models.build import build_model
 from rayfed.models.notes import notes_of
-from rayfed.number_types import check_model
 from rayfed.poisoning.base import Insight
 from rayfed.poisoning.gaussian_update import GaussianUpdate
 from rayfed.privacy.sampling import gaussian, noised
 from rayfed.recording import Recorder
+from rayfed.runs.api_args import scenario_of
 from rayfed.samples import Pixels
+from rayfed.simulation.inputs import prepare
 from rayfed.update import LocalTraining, Update
 from tests.attack_fixtures import seeded
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from rayfed.engine import replaying
+from rayfed.audit import replay
 from rayfed.errors import MissingExtraError
 from rayfed.evidence.methods import Method
 from rayfed.integrations.nvflare import RecordingFilter
@@ -65,7 +65,7 @@ def test_a_filter_without_nvflare_says_what_is_missing() -> None:
 
 @pytest.mark.slow
 def test_a_recorded_job_is_replayed(recording: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replaying, "METHODS", (Method("inverting_gradients", evaluations=1),))
+    monkeypatch.setattr(replay, "METHODS", (Method("inverting_gradients", evaluations=1),))
     model = str(REPOSITORY / "tests" / "nvflare_client.py") + ":Net"
     code, output = run("replay", str(recording), "--model", model, "--iterations", "5", "--out", str(tmp_path))
     assert (code, "NOT MEASURED: without the truth" in output) == (0, True), output

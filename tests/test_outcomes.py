@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from rayfed.analysis.sweep_folder import SweepFolder
+from rayfed.core.reasons import Reason
 from rayfed.errors import RunError, UserError
 from rayfed.evidence.outcomes import outcomes, outcomes_table, with_pmm, yaml_line
 from rayfed.evidence.settings import Weakness, estimate, settings
@@ -17,8 +17,8 @@ from rayfed.evidence.training import rounds_after_warm_up, summarise_arms
 from rayfed.evidence.verdicts import run_findings
 from rayfed.metrics import roc
 from rayfed.metrics.measures import MEASURES, extreme_of, measure_of
-from rayfed.reasons import Reason
 from rayfed.report.text.outcomes import outcome_reasons
+from rayfed.results.sweep_folder import SweepFolder
 from rayfed.store.finding import State
 from rayfed.store.folder import RunFolder
 from tests.result_fixtures import BATCH, SIGMA, attacked, outcome, small_run, small_sweep

@@ -46,8 +46,8 @@ from rayfed.evidence.recommend import parse_bound, recommend
 from rayfed.cli import app
 from rayfed.metrics.score import Scorer
 from rayfed.report.export import export
-from rayfed.report.run import write_report
-from rayfed.report.terminal_run import RunView
+from rayfed.report.html.run import write_report
+from rayfed.report.terminal.run import RunView
 from rayfed.scenario import parse
 from rayfed.store.folder import RunFolder
 

@@ -26,17 +26,17 @@ from actors.cluster import Node
 from actors.process import ResourceShare
 from rayfed import scenario as scenarios
 from rayfed.aggregation.median import Median
-from rayfed.client import plan
-from rayfed.client.sent import Sent
-from rayfed.engine.continuing import gpus_of_run, what_counts
-from rayfed.engine.executor import Call, Crashed, Done, Overdue
-from rayfed.engine.gpus import KINDS, with_devices
-from rayfed.engine.inputs import prepare
-from rayfed.engine.machine import device_for
-from rayfed.engine.worker import ClientWorker
+from rayfed.core.memory import SIMULATED_PEAK, Peak, keep_within, peak
 from rayfed.errors import ResourceError
-from rayfed.memory import SIMULATED_PEAK, Peak, keep_within, peak
+from rayfed.runs.resume import gpus_of_run, what_counts
 from rayfed.scenario.trials import largest
+from rayfed.simulation.client import plan
+from rayfed.simulation.client.server_message import Sent
+from rayfed.simulation.executors.base import Call, Crashed, Done, Overdue
+from rayfed.simulation.executors.worker import ClientWorker
+from rayfed.simulation.gpus import KINDS, with_devices
+from rayfed.simulation.inputs import prepare
+from rayfed.simulation.machine import device_for
 from rayfed.store.checkpoint import Checkpoint
 from rayfed.store.folder import RunFolder
 from rayfed.update import Update
@@ -375,8 +375,8 @@ import ray
 from actors.actor_pool import ActorPool
 from actors.executor import on_ray
 from rayfed import scenario as scenarios
-from rayfed.engine import runs
-from rayfed.engine.progress import Progress
+from rayfed.runs import runner
+from rayfed.simulation.progress import Progress
 
 acquire = ActorPool.acquire
 
@@ -387,7 +387,7 @@ def placed(self, kind, share, *arguments):
 
 ActorPool.acquire = placed
 ray.init(address="local", include_dashboard=False, num_cpus=4, num_gpus=2)
-folder = runs.launch(scenarios.parse(sys.stdin.read(), changes=sys.argv[2:]), sys.argv[1], on_ray(), Progress())
+folder = runner.launch(scenarios.parse(sys.stdin.read(), changes=sys.argv[2:]), sys.argv[1], on_ray(), Progress())
 print("RUN", folder.url, ray.cluster_resources()["GPU"], flush=True)
 """
 

@@ -11,7 +11,6 @@ import pytest
 from scipy import stats
 
 from benchmarks.lora import difference
-from rayfed.analysis.loading import load
 from rayfed.errors import UserError
 from rayfed.evidence.compare import Unpaired, compare
 from rayfed.evidence.paired import (
@@ -25,6 +24,7 @@ from rayfed.evidence.paired import (
 )
 from rayfed.report.text.figures import cell_text
 from rayfed.report.text.paired import few_pairs_text, paired_grid
+from rayfed.results.loading import load
 from tests.result_fixtures import attacked, small_run, small_sweep, swept_rows
 from tests.test_cli import run
 

@@ -11,15 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rayfed.attacks.base import Attack, Reconstruction
-from rayfed.client.arm import build_arm
-from rayfed.client.local import PRIVATE
-from rayfed.client.observations import ObservationBuilder
-from rayfed.client.sent import Sent
-from rayfed.client.visit import ClientVisit
 from rayfed.defences.passport import Passport
 from rayfed.defences.split import Split
-from rayfed.engine.inputs import prepare
-from rayfed.engine.worker import ClientWorker
 from rayfed.errors import UserError
 from rayfed.gradients import batch_loss, buffers_of, gradient, weights_of
 from rayfed.metrics import private as metrics
@@ -33,6 +26,13 @@ from rayfed.models.private import common_names, freeze, key_names, private_names
 from rayfed.models.private_conv import PrivateConv, private_convs
 from rayfed.samples import Pixels
 from rayfed.scenario import Scenario, parse
+from rayfed.simulation.client.arm import build_arm
+from rayfed.simulation.client.local import PRIVATE
+from rayfed.simulation.client.server_message import Sent
+from rayfed.simulation.client.visit import ClientVisit
+from rayfed.simulation.executors.worker import ClientWorker
+from rayfed.simulation.inputs import prepare
+from rayfed.threat_model.observations import ObservationBuilder
 from rayfed.update import Observation
 from tests.attack_fixtures import generators
 

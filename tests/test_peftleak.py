@@ -11,22 +11,22 @@ from torch import Tensor, nn
 
 from rayfed import registry
 from rayfed import scenario as scenarios
-from rayfed.attacks import peftleak
 from rayfed.attacks.base import MaliciousServer, Reconstruction
-from rayfed.attacks.peftleak import PeftLeak
-from rayfed.client.local import local_training, update_method
-from rayfed.client.observations import ObservationBuilder
-from rayfed.client.runtime import ClientRuntime, Sent
-from rayfed.client.visit import ClientVisit, ObservedClient
+from rayfed.attacks.server import peftleak
+from rayfed.attacks.server.peftleak import PeftLeak
+from rayfed.core.shipped import shipped
 from rayfed.defences.base import Batch, Task
-from rayfed.engine.inputs import prepare
 from rayfed.gradients import buffers_of, weights_of
 from rayfed.models.build import build_model
 from rayfed.models.lora import add_lora
 from rayfed.models.trained import choose
 from rayfed.samples import Pixels
 from rayfed.scenario import AttackSpec, Training
-from rayfed.shipped import shipped
+from rayfed.simulation.client.local import local_training, update_method
+from rayfed.simulation.client.runtime import ClientRuntime, Sent
+from rayfed.simulation.client.visit import ClientVisit, ObservedClient
+from rayfed.simulation.inputs import prepare
+from rayfed.threat_model.observations import ObservationBuilder
 from rayfed.update import Observation
 from tests.test_imprint import digits
 

@@ -9,11 +9,11 @@ import torch
 import yaml
 
 from rayfed import scenario
-from rayfed.client.arm import build_arm
-from rayfed.client.sent import Sent
-from rayfed.client.visit import ObservationRequest
-from rayfed.engine.inputs import prepare, scorer
-from rayfed.engine.worker import ClientWorker
+from rayfed.simulation.client.arm import build_arm
+from rayfed.simulation.client.server_message import Sent
+from rayfed.simulation.client.visit import ObservationRequest
+from rayfed.simulation.executors.worker import ClientWorker
+from rayfed.simulation.inputs import prepare, scorer
 from rayfed.store.finding import State
 from tests.helpers.planted.plants import CONTROLS, MODELS, PLANTS, UNSOUND, Plant, audit
 

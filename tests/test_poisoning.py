@@ -12,10 +12,7 @@ from scipy.stats import norm
 
 from rayfed import scenario as scenarios
 from rayfed.aggregation.base import Aggregation
-from rayfed.client import plan
-from rayfed.client.runtime import ClientRuntime, Sent
 from rayfed.defences.base import Batch
-from rayfed.engine.inputs import prepare
 from rayfed.errors import ScenarioError, UserError
 from rayfed.poisoning.a_little_is_enough import ALittleIsEnough, deviations
 from rayfed.poisoning.backdoor import Backdoor
@@ -25,6 +22,9 @@ from rayfed.poisoning.label_flip import LabelFlip
 from rayfed.poisoning.scaled_update import ScaledUpdate
 from rayfed.poisoning.sign_flip import SignFlip
 from rayfed.scenario import Scenario, resolve
+from rayfed.simulation.client import plan
+from rayfed.simulation.client.runtime import ClientRuntime, Sent
+from rayfed.simulation.inputs import prepare
 from rayfed.store.folder import RunFolder
 from rayfed.update import Update
 
@@ -270,9 +270,9 @@ def test_a_poisoning_that_overrides_nothing_does_nothing() -> None:
 @pytest.mark.engine
 @pytest.mark.usefixtures("reports")
 def test_a_run_with_opponents_ends_with_a_table_of_who_stands_whom(tmp_path: Path) -> None:
-    from rayfed.engine.local import local
-    from rayfed.engine.progress import Progress
-    from rayfed.engine.runs import launch
+    from rayfed.runs.runner import launch
+    from rayfed.simulation.executors.local import local
+    from rayfed.simulation.progress import Progress
 
     s = scenario(
         "null",

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from rayfed import scenario as scenarios
 from rayfed.aggregation.server import TreeFold
-from rayfed.client import plan
-from rayfed.engine.gpus import KINDS, with_devices
-from rayfed.engine.stragglers import portions, shares
+from rayfed.simulation.client import plan
+from rayfed.simulation.executors.stragglers import portions, shares
+from rayfed.simulation.gpus import KINDS, with_devices
 
 
 class Adding:

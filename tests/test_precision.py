@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rayfed.attacks.gradinversion import GradInversion
-from rayfed.attacks.inverting_gradients import InvertingGradients
 from rayfed.attacks.matching import rounding
 from rayfed.attacks.matching.distances import one_minus_cosine, squared_l2
+from rayfed.attacks.matching.gradinversion import GradInversion
+from rayfed.attacks.matching.inverting_gradients import InvertingGradients
 from rayfed.attacks.matching.problem import Matching
 from rayfed.models.convnet import ConvNet
 from rayfed.update import LocalTraining

@@ -12,15 +12,14 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from rayfed import gradients
-from rayfed.attacks.analytic import Analytic
 from rayfed.attacks.base import Attack
-from rayfed.attacks.dlg import Dlg
+from rayfed.attacks.closed_form.analytic import Analytic
 from rayfed.attacks.forward_probe import without_tracking
-from rayfed.attacks.gradinversion import GradInversion
-from rayfed.attacks.grnn import Grnn
-from rayfed.attacks.idlg import Idlg
-from rayfed.attacks.inverting_gradients import InvertingGradients
-from rayfed.client.local import update_method
+from rayfed.attacks.matching.dlg import Dlg
+from rayfed.attacks.matching.gradinversion import GradInversion
+from rayfed.attacks.matching.grnn import Grnn
+from rayfed.attacks.matching.idlg import Idlg
+from rayfed.attacks.matching.inverting_gradients import InvertingGradients
 from rayfed.defences.base import Batch, Defence, Task
 from rayfed.defences.dropout import Dropout
 from rayfed.defences.precode import Precode
@@ -30,6 +29,7 @@ from rayfed.models.bottleneck import Encoder, VariationalBottleneck
 from rayfed.models.build import build_model, is_stochastic
 from rayfed.models.lenet import LeNet
 from rayfed.scenario import Training
+from rayfed.simulation.client.local import update_method
 from rayfed.update import Update
 from tests.attack_fixtures import digit, generators, leaky_lenet, observed, psnr
 

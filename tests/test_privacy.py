@@ -9,23 +9,23 @@ from scipy import stats
 from torch import nn
 
 from rayfed import scenario as scenarios
-from rayfed.client.local import gradient_method, update_method
-from rayfed.client.observations import ObservationBuilder
-from rayfed.client.runtime import ClientRuntime, Sent
-from rayfed.client.visit import ClientVisit
 from rayfed.defences.base import Batch, DataMethod, Defence, Task, UpdateMethod
 from rayfed.defences.dp_fedavg import DpFedAvg
 from rayfed.defences.dp_sgd import DpSgd
 from rayfed.defences.fed_cdp import FedCdp
 from rayfed.defences.gaussian import Gaussian
 from rayfed.defences.laplace import Laplace
-from rayfed.engine.inputs import Inputs, prepare
 from rayfed.errors import UserError
 from rayfed.gradients import norm, per_sample_gradients, weights_of
 from rayfed.models.build import build_model
 from rayfed.privacy.accountant import Release, analytic_gaussian, guarantee, least_noise
 from rayfed.registry import component
 from rayfed.scenario import AttackSpec, Training, resolve
+from rayfed.simulation.client.local import gradient_method, update_method
+from rayfed.simulation.client.runtime import ClientRuntime, Sent
+from rayfed.simulation.client.visit import ClientVisit
+from rayfed.simulation.inputs import Inputs, prepare
+from rayfed.threat_model.observations import ObservationBuilder
 from rayfed.update import Named
 
 CPU = torch.device("cpu")
@@ -391,7 +391,7 @@ def cohort(found: Inputs, clients: list[int]) -> tuple[ClientRuntime, Sent]:
 
 @pytest.mark.parametrize("noise", ["server", "clients"])
 def test_both_ways_of_dp_fedavg_put_the_same_noise_on_the_sum(noise: str) -> None:
-    from rayfed.client.arm import aggregation_of
+    from rayfed.simulation.client.arm import aggregation_of
 
     def step(multiplier: float) -> torch.Tensor:
         found = inputs(f"defences: [{{name: dp_fedavg, clip: 0.2, noise_multiplier: {multiplier}, noise: {noise}}}]\n")
@@ -417,8 +417,8 @@ def test_a_round_without_clients_moves_dp_fedavg_by_noise_alone() -> None:
 
 
 def test_poisson_draws_have_their_rate() -> None:
-    from rayfed.client import plan
-    from rayfed.client.local import batches
+    from rayfed.simulation.client import plan
+    from rayfed.simulation.client.local import batches
 
     s = inputs("", federation__clients_per_round="2", federation__sampling="poisson").scenario
     sizes = [len(plan.drawn_clients(s, r)) for r in range(3000)]
@@ -432,5 +432,5 @@ def test_without_a_mechanism_no_clients_are_drawn_for_its_account(monkeypatch: p
     """Draws of all rounds would take time that goes with the rounds, before the first."""
     text = "{name: t, data: {name: digits, size: 8}, model: mlp, federation: {rounds: 9, clients: 4}}"
     found = prepare(scenarios.parse(text, changes=["defences=[{name: prune, ratio: 0.5}]"]))
-    monkeypatch.setattr("rayfed.client.plan.drawn_clients", None)
+    monkeypatch.setattr("rayfed.simulation.client.plan.drawn_clients", None)
     assert not any(row.get("epsilon") for row in found.privacy)

@@ -14,20 +14,9 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from rayfed.attacks.groups import in_groups
-from rayfed.attacks.inverting_gradients import InvertingGradients
-from rayfed.client.arm import build_arm
-from rayfed.client.local import PRIVATE
-from rayfed.client.observations import ObservationBuilder
-from rayfed.client.runtime import CohortReport
-from rayfed.client.sent import Sent
-from rayfed.client.visit import ClientVisit
+from rayfed.attacks.matching.inverting_gradients import InvertingGradients
 from rayfed.defences.base import Defence
 from rayfed.defences.key_lock import KeyLock
-from rayfed.engine import runs
-from rayfed.engine.inputs import prepare
-from rayfed.engine.local import local
-from rayfed.engine.progress import Progress
-from rayfed.engine.worker import ClientWorker
 from rayfed.errors import UserError
 from rayfed.gradients import weights_of
 from rayfed.models.build import build_model
@@ -36,9 +25,20 @@ from rayfed.models.key_lock import conv_norm_blocks
 from rayfed.models.pretrained import Origin, save_generator
 from rayfed.models.private import freeze, private_names
 from rayfed.registry import component
+from rayfed.runs import runner
 from rayfed.samples import Pixels
 from rayfed.scenario import AttackSpec, Scenario, parse
+from rayfed.simulation.client.arm import build_arm
+from rayfed.simulation.client.local import PRIVATE
+from rayfed.simulation.client.runtime import CohortReport
+from rayfed.simulation.client.server_message import Sent
+from rayfed.simulation.client.visit import ClientVisit
+from rayfed.simulation.executors.local import local
+from rayfed.simulation.executors.worker import ClientWorker
+from rayfed.simulation.inputs import prepare
+from rayfed.simulation.progress import Progress
 from rayfed.store import checkpoint
+from rayfed.threat_model.observations import ObservationBuilder
 from rayfed.update import Named, Observation
 from tests.attack_fixtures import generators
 
@@ -324,7 +324,7 @@ def saved_by(run: Any) -> checkpoint.Checkpoint:
 def test_a_run_keeps_secrets_from_the_server_and_survives_an_interruption(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = runs.launch(parsed(), str(tmp_path / "whole"), local, Progress())
+    whole = runner.launch(parsed(), str(tmp_path / "whole"), local, Progress())
     saved, locked = saved_by(whole), checkpoint.load_states(whole, "locked", range(4), 3)
     secrets = {f"{c}.{n}": t for c, state in locked.items() for n, t in state[PRIVATE].items()}
     assert len(secrets) == 4 * 5
@@ -343,9 +343,9 @@ def test_a_run_keeps_secrets_from_the_server_and_survives_an_interruption(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        runs.launch(parsed(), str(tmp_path / "half"), local, Interrupting())
+        runner.launch(parsed(), str(tmp_path / "half"), local, Interrupting())
     [half] = (tmp_path / "half").iterdir()
-    again = runs.resume(str(half), local, Progress())
+    again = runner.resume(str(half), local, Progress())
     resumed = saved_by(again)
     assert_same(resumed.server, saved.server)
     assert_same(checkpoint.load_states(again, "locked", range(4), 3), locked)

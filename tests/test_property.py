@@ -10,25 +10,25 @@ import torch
 from torch import Tensor, nn
 
 from rayfed import scenario as scenarios
-from rayfed import seeds
 from rayfed.attacks.inference.property_inference import PropertyInference
 from rayfed.attacks.inference.shadows import shadow_updates, spread_as
 from rayfed.attacks.matching.local_steps import local_update
-from rayfed.client.grants.defence import DefendedClient
-from rayfed.client.local import update_method
-from rayfed.client.observations import ObservationBuilder
-from rayfed.client.runtime import ClientRuntime
-from rayfed.client.sent import Sent
-from rayfed.client.visit import ClientVisit
+from rayfed.core import seeds
 from rayfed.defences.base import Batch, Task
 from rayfed.defences.gaussian import Gaussian
 from rayfed.defences.prune import Prune
-from rayfed.engine.inputs import prepare
 from rayfed.gradients import buffers_of, gradient, weights_of
 from rayfed.models.build import build_model
 from rayfed.registry import build
 from rayfed.samples import Pixels
 from rayfed.scenario import Training
+from rayfed.simulation.client.local import update_method
+from rayfed.simulation.client.runtime import ClientRuntime
+from rayfed.simulation.client.server_message import Sent
+from rayfed.simulation.client.visit import ClientVisit
+from rayfed.simulation.inputs import prepare
+from rayfed.threat_model.grants.defence import DefendedClient
+from rayfed.threat_model.observations import ObservationBuilder
 from rayfed.update import LocalTraining, Observation, Update
 
 SIZE = 8

@@ -14,22 +14,22 @@ from rayfed import scenario as scenarios
 from rayfed.aggregation.boosting_over_channel import BoostingOverChannel
 from rayfed.aggregation.fedboosting import Evaluation, FedBoosting, Score
 from rayfed.attacks.mixed import unmixed
-from rayfed.client.local import update_method
-from rayfed.client.observations import ObservationBuilder
-from rayfed.client.runtime import ClientRuntime, Sent
-from rayfed.client.visit import ClientVisit
 from rayfed.crypto.encryptor import Keys
 from rayfed.crypto.packing import apportion
-from rayfed.engine.inputs import prepare
-from rayfed.engine.local import local
-from rayfed.engine.progress import Progress
-from rayfed.engine.runs import launch
 from rayfed.errors import ProtectionError, ScenarioError, UserError
 from rayfed.protections.base import Protection
 from rayfed.protections.bfv import Bfv
 from rayfed.protections.ckks import Ckks
 from rayfed.protections.encrypted import Open
 from rayfed.protections.paillier import Paillier
+from rayfed.runs.runner import launch
+from rayfed.simulation.client.local import update_method
+from rayfed.simulation.client.runtime import ClientRuntime, Sent
+from rayfed.simulation.client.visit import ClientVisit
+from rayfed.simulation.executors.local import local
+from rayfed.simulation.inputs import prepare
+from rayfed.simulation.progress import Progress
+from rayfed.threat_model.observations import ObservationBuilder
 from rayfed.update import Encrypted, Named, Observation, Update
 from tests.run_fixtures import weights
 

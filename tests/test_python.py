@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 import rayfed
 from rayfed import registry
-from rayfed.analysis.loading import Run, Sweep
-from rayfed.engine.calling import scenario_of
 from rayfed.errors import RunError, ScenarioError, UserError
 from rayfed.evidence.verdicts import Verdict
+from rayfed.results.loading import Run, Sweep
+from rayfed.runs.api_args import scenario_of
 from rayfed.scenario import parse
 from tests.conftest import REPOSITORY
 from tests.test_cli import run as command

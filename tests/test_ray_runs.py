@@ -19,17 +19,17 @@ from actors.executor import RayExecutor, on_ray
 from actors.process import Renewable, ResourceShare
 from actors.servers import only_adds
 from benchmarks.faults import differences
-from rayfed.client.observations import Truth
 from rayfed.data.base import Dataset
-from rayfed.engine import runs
-from rayfed.engine.executor import Call
-from rayfed.engine.federation import Federation
-from rayfed.engine.inputs import prepare
-from rayfed.engine.local import local
-from rayfed.engine.progress import Progress
 from rayfed.errors import ResourceError
+from rayfed.runs import runner
 from rayfed.scenario import Scenario
+from rayfed.simulation.executors.base import Call
+from rayfed.simulation.executors.local import local
+from rayfed.simulation.inputs import prepare
+from rayfed.simulation.progress import Progress
+from rayfed.simulation.rounds.federation import Federation
 from rayfed.store.folder import RunFolder
+from rayfed.threat_model.observations import Truth
 from tests.run_fixtures import Killer, Noting, Spied, assert_same_bits, kill, spied_launch, weights
 from tests.test_runs import ATTACK, BOOSTED, assert_same_votes, parsed
 
@@ -41,7 +41,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_session")]
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    return runs.launch(parsed(extra=ATTACK), str(tmp_path_factory.mktemp("runs")), local, Progress())
+    return runner.launch(parsed(extra=ATTACK), str(tmp_path_factory.mktemp("runs")), local, Progress())
 
 
 @pytest.fixture(scope="module")
@@ -54,15 +54,15 @@ def test_weights_do_not_depend_on_the_number_of_actors(
     actors: int, server: tuple[str, ...], undisturbed: RunFolder, tmp_path: Path
 ) -> None:
     s = parsed(f"resources.clients.actors={actors}", "resources.clients.num_cpus=1", *server)
-    folder = runs.launch(s, str(tmp_path), on_ray(), Progress())
+    folder = runner.launch(s, str(tmp_path), on_ray(), Progress())
     assert_same_bits(weights(folder), weights(undisturbed))
 
 
 def test_fused_cohorts_do_not_depend_on_the_number_of_actors(tmp_path: Path) -> None:
     changes = ("training.vectorise=fused", "federation.cohort_size=3")
-    here = runs.launch(parsed(*changes), str(tmp_path), local, Progress())
+    here = runner.launch(parsed(*changes), str(tmp_path), local, Progress())
     there = parsed(*changes, "resources.clients.actors=2", "resources.clients.num_cpus=1")
-    assert_same_bits(weights(runs.launch(there, str(tmp_path), on_ray(), Progress())), weights(here))
+    assert_same_bits(weights(runner.launch(there, str(tmp_path), on_ray(), Progress())), weights(here))
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_fused_cohorts_do_not_depend_on_the_number_of_actors(tmp_path: Path) -> 
     ids=["over-selection", "fedbuff"],
 )
 def test_virtual_time_does_not_depend_on_the_executor(changes: tuple[str, ...], tmp_path: Path) -> None:
-    here, there = (runs.launch(parsed(*changes), str(tmp_path), on, Progress()) for on in (local, on_ray()))
+    here, there = (runner.launch(parsed(*changes), str(tmp_path), on, Progress()) for on in (local, on_ray()))
     for arm in ("none", "noise"):
         assert_same_bits(weights(there)[arm]["weights"], weights(here)[arm]["weights"])
     timed = ["arm", "round", "client", "status", "simulated_seconds", "staleness", "sent_bytes"]
@@ -112,14 +112,14 @@ def test_no_attacker_starts_where_nobody_is_attacked(tmp_path: Path, monkeypatch
         return acquire(self, kind, *given)
 
     monkeypatch.setattr(ActorPool, "acquire", noting)
-    runs.launch(parsed(), str(tmp_path), on_ray(), Progress())
+    runner.launch(parsed(), str(tmp_path), on_ray(), Progress())
     assert set(kinds) == {"ClientActor"}
 
 
 @pytest.mark.parametrize("victim", ["ClientActor", "ServerActor"])
 def test_weights_are_the_same_after_an_actor_is_killed(victim: str, undisturbed: RunFolder, tmp_path: Path) -> None:
     killer = Killer(victim, round=1)
-    folder = runs.launch(parsed(APART), str(tmp_path), on_ray(), killer)
+    folder = runner.launch(parsed(APART), str(tmp_path), on_ray(), killer)
     assert killer.killed == 1
     assert "died" in " ".join(killer.notes)
     assert_same_bits(weights(folder), weights(undisturbed))
@@ -145,7 +145,7 @@ def test_weights_are_the_same_when_the_server_dies_before_it_answers(
 ) -> None:
     kill_server_before(method, monkeypatch)
     progress = Noting()
-    folder = runs.launch(parsed(APART), str(tmp_path), on_ray(), progress)
+    folder = runner.launch(parsed(APART), str(tmp_path), on_ray(), progress)
     assert_same_bits(weights(folder), weights(undisturbed))
     [note] = progress.notes  # and none of the clients' actors was taken for dead
     assert "round 1 is rerun: the server died" in note
@@ -153,10 +153,10 @@ def test_weights_are_the_same_when_the_server_dies_before_it_answers(
 
 @pytest.mark.slow
 def test_attacks_alone_survive_the_death_of_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = runs.attack(parsed(extra=ATTACK), None, str(tmp_path), local, Progress())
+    expected = runner.attack(parsed(extra=ATTACK), None, str(tmp_path), local, Progress())
     kill_server_before("sent", monkeypatch)
     progress = Noting()
-    folder = runs.attack(parsed(APART, extra=ATTACK), None, str(tmp_path), on_ray(), progress)
+    folder = runner.attack(parsed(APART, extra=ATTACK), None, str(tmp_path), on_ray(), progress)
     a, b = (f.read_table("attacks").drop_columns(["seconds"]) for f in (folder, expected))
     assert a.equals(b)
     assert len(progress.notes) == 1
@@ -177,7 +177,7 @@ def test_weights_are_the_same_after_objects_are_lost(
 
     monkeypatch.setattr(workers.Workers, "run", failing)
     progress = Noting()
-    folder = runs.launch(parsed(APART), str(tmp_path), on_ray(), progress)
+    folder = runner.launch(parsed(APART), str(tmp_path), on_ray(), progress)
     assert_same_bits(weights(folder), weights(undisturbed))
     [note] = progress.notes
     assert "round 2 is rerun: an object was lost" in note
@@ -262,7 +262,7 @@ class AttackerKiller(Killer):
 
 def test_attacks_are_the_same_after_an_attacker_is_killed(undisturbed: RunFolder, tmp_path: Path) -> None:
     killer = AttackerKiller("AttackerActor", round=1)
-    folder = runs.launch(parsed(extra=ATTACK), str(tmp_path), on_ray(), killer)
+    folder = runner.launch(parsed(extra=ATTACK), str(tmp_path), on_ray(), killer)
     assert killer.killed == 1
     assert "1 attacker died" in " ".join(killer.notes)
     assert_same_bits(weights(folder), weights(undisturbed))
@@ -305,7 +305,7 @@ def test_attackers_with_cores_of_their_own_are_at_work_while_clients_train(
 
     monkeypatch.setattr(workers.Workers, "_start", staticmethod(start))
     progress = Order()
-    folder = runs.launch(parsed(*OWN_CORES, extra=ATTACK), str(tmp_path), on_ray(), progress)
+    folder = runner.launch(parsed(*OWN_CORES, extra=ATTACK), str(tmp_path), on_ray(), progress)
     assert progress.events.index("observations 1") < progress.events.index("clients 1")
     calls = 4 * (1 + killed)  # of two arms, two victims each and one
     assert len(begun) == calls
@@ -315,13 +315,13 @@ def test_attackers_with_cores_of_their_own_are_at_work_while_clients_train(
 
 def test_attacks_that_begin_before_the_training_are_not_on_who_sends_nothing_in_it(tmp_path: Path) -> None:
     changes = "federation.system={deadline: 1000, devices: {phone: {failure: 0.5}}}", "attacks.0.rounds=[0, 1]"
-    here = runs.launch(parsed(*changes, extra=ATTACK), str(tmp_path), local, Progress())
+    here = runner.launch(parsed(*changes, extra=ATTACK), str(tmp_path), local, Progress())
     lost = {(row["round"], row["client"]) for row in here.read_table("clients").to_pylist() if row["status"] != "ok"}
     attacked = {(row["round"], row["victim"]) for row in here.read_table("attacks").to_pylist()}
     assert 0 < len(attacked) < 3 + 3, "of those that begin some send nothing"
     assert not attacked & lost
     progress = Order()
-    there = runs.launch(parsed(*changes, *OWN_CORES, extra=ATTACK), str(tmp_path), on_ray(), progress)
+    there = runner.launch(parsed(*changes, *OWN_CORES, extra=ATTACK), str(tmp_path), on_ray(), progress)
     assert progress.events.index("observations 0") < progress.events.index("clients 0")
     assert not differences(there.url, here.url)
 
@@ -329,24 +329,24 @@ def test_attacks_that_begin_before_the_training_are_not_on_who_sends_nothing_in_
 @pytest.mark.parametrize("how", ["federation.failures.then=drop", "federation.failures.timeout=60"])
 def test_attackers_wait_for_clients_that_may_fail_or_hang(how: str, tmp_path: Path) -> None:
     progress = Order()
-    runs.launch(parsed(how, *OWN_CORES, extra=ATTACK), str(tmp_path), on_ray(), progress)
+    runner.launch(parsed(how, *OWN_CORES, extra=ATTACK), str(tmp_path), on_ray(), progress)
     assert progress.events.index("observations 1") > progress.events.index("clients 1")
 
 
 def test_attackers_that_share_cores_with_clients_wait_for_these(tmp_path: Path) -> None:
     progress = Order()
-    runs.launch(parsed(extra=ATTACK), str(tmp_path), on_ray(), progress)
+    runner.launch(parsed(extra=ATTACK), str(tmp_path), on_ray(), progress)
     assert progress.events.index("observations 1") > progress.events.index("clients 1")
 
 
 @pytest.fixture(scope="module")
 def boosted(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    return runs.launch(parsed(*BOOSTED), str(tmp_path_factory.mktemp("boosted")), local, Progress())
+    return runner.launch(parsed(*BOOSTED), str(tmp_path_factory.mktemp("boosted")), local, Progress())
 
 
 def test_votes_do_not_depend_on_the_number_of_actors(boosted: RunFolder, tmp_path: Path) -> None:
     one = parsed(*BOOSTED, "resources.clients.actors=1", "resources.clients.num_cpus=1")
-    assert_same_votes(runs.launch(one, str(tmp_path), on_ray(), Progress()), boosted)
+    assert_same_votes(runner.launch(one, str(tmp_path), on_ray(), Progress()), boosted)
 
 
 @pytest.mark.slow
@@ -365,7 +365,7 @@ def test_votes_are_the_same_when_the_server_dies_before_it_hears_them(
 
     monkeypatch.setattr(RayExecutor, "run_clients", deadly)
     progress = Noting()
-    folder = runs.launch(parsed(APART, *BOOSTED), str(tmp_path), on_ray(), progress)
+    folder = runner.launch(parsed(APART, *BOOSTED), str(tmp_path), on_ray(), progress)
     assert answered == [4] * 4
     assert "round 2 is rerun: the server died" in progress.notes[0]
     assert_same_votes(folder, boosted)
@@ -381,7 +381,7 @@ def test_votes_are_the_same_when_the_server_dies_before_it_hears_them(
 )
 def test_resources_that_the_cluster_does_not_have(change: str, expected: str, tmp_path: Path) -> None:
     with pytest.raises(ResourceError, match=expected):
-        runs.launch(parsed(change), str(tmp_path), on_ray(), Progress())
+        runner.launch(parsed(change), str(tmp_path), on_ray(), Progress())
 
 
 def test_server_and_attackers_are_sent_no_data_and_no_seed(spied: Spied) -> None:

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import yaml
 
-from rayfed.analysis.loading import load
 from rayfed.errors import UserError
 from rayfed.evidence.baseline_check import mark_idle
 from rayfed.evidence.pareto import front
 from rayfed.evidence.recommend import Bound, Recommendation, bound_on_best, check_cost, parse_bound, recommend
 from rayfed.evidence.settings import Weakness, settings
 from rayfed.report.text import recommendation
+from rayfed.results.loading import load
 from tests.result_fixtures import SIGMA, attacked, outcome, setting, small_run, small_sweep
 from tests.test_cli import run
 

@@ -15,17 +15,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rayfed import record
-from rayfed.arrays import by_name
-from rayfed.engine import replaying
+from rayfed.audit import replay
+from rayfed.core.arrays import by_name
+from rayfed.core.losses import BinaryCrossEntropy, CausalLM, CrossEntropy, MeanSquaredError
+from rayfed.core.recording_checks import check_round
+from rayfed.core.targets import to_targets
 from rayfed.errors import UserError
 from rayfed.evidence.methods import Method
 from rayfed.integrations.flower import _in_order
 from rayfed.integrations.nvflare import _moved
 from rayfed.integrations.watch import Watch
-from rayfed.losses import BinaryCrossEntropy, CausalLM, CrossEntropy, MeanSquaredError
 from rayfed.recording import Recording
-from rayfed.recording_checks import check_round
-from rayfed.targets import to_targets
 from rayfed.update import LocalTraining
 from tests.test_cli import run
 
@@ -76,7 +76,7 @@ def replayed(folder: Path, *options: str) -> int:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replaying, "METHODS", (Method("analytic"),))
+    monkeypatch.setattr(replay, "METHODS", (Method("analytic"),))
 
 
 TAKEN: dict[str, Any] = {

@@ -20,14 +20,14 @@ from torch.nn import functional as F
 from typer.testing import CliRunner
 
 from rayfed import record
+from rayfed.audit import replay
 from rayfed.cli import app
 from rayfed.cli import replay as commands
-from rayfed.engine import replaying
+from rayfed.core.reasons import Reason
 from rayfed.errors import DataError, UserError
 from rayfed.evidence.methods import Method
 from rayfed.evidence.verdicts import read_evidence
 from rayfed.metrics.images import psnr
-from rayfed.reasons import Reason
 from rayfed.recording import Recording
 from rayfed.store.finding import State
 from rayfed.store.folder import RunFolder
@@ -222,7 +222,7 @@ def scores(folder: RunFolder, arm: str) -> dict[tuple[Any, ...], float]:
 @pytest.mark.engine
 def test_a_replay_scores_and_gates_what_was_recorded(tmp_path: Path, net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of PyTorch's own SGD, recorded, leak as those of the control do, which rayfed trains by itself."""
-    monkeypatch.setattr(replaying, "METHODS", QUICK)
+    monkeypatch.setattr(replay, "METHODS", QUICK)
     plain = recorded(tmp_path / "plain", net, truth=True, rounds=2)
     code, output, folder = replayed(plain, tmp_path, "--model", MODEL, "--round", "1", "--fail-above", "15")
     assert code == 3, output
@@ -250,7 +250,7 @@ def test_a_replay_scores_and_gates_what_was_recorded(tmp_path: Path, net: Net, m
 def test_what_a_replay_has_no_time_for_is_not_measured_and_passes_no_gate(
     tmp_path: Path, net: Net, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replaying, "METHODS", QUICK)
+    monkeypatch.setattr(replay, "METHODS", QUICK)
     folder = recorded(tmp_path / "scored", net, truth=True)
     code, output, page = replayed(folder, tmp_path, "--model", MODEL, "--fail-above", "15", "--minutes", "0")
     assert (code, "NOT MEASURED" in output) == (3, True), output
@@ -260,7 +260,7 @@ def test_what_a_replay_has_no_time_for_is_not_measured_and_passes_no_gate(
 
 
 def test_a_replay_that_nothing_scores_ends_in_time(tmp_path: Path, net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replaying, "METHODS", QUICK)
+    monkeypatch.setattr(replay, "METHODS", QUICK)
     folder = recorded(tmp_path / "updates", net)
     code, _, page = replayed(folder, tmp_path, "--model", MODEL, "--minutes", "0")
     assert code == 0
@@ -269,7 +269,7 @@ def test_a_replay_that_nothing_scores_ends_in_time(tmp_path: Path, net: Net, mon
     assert {(row["status"], row["message"], row["image"]) for row in rows} == {("failed", "not enough time", None)}
     whole = Recording(folder), 0, {"name": MODEL}, {"name": "cross_entropy"}, 1_000_000
     ends = monotonic() + 3
-    searched = [found for _, name, found in replaying.Replay(*whole).unscored(ends) if name != "analytic"]
+    searched = [found for _, name, found in replay.Replay(*whole).unscored(ends) if name != "analytic"]
     assert {found.message for found in searched} == {"not enough time"}, "a search is ended on its way"
 
 
@@ -277,9 +277,9 @@ def test_a_replay_that_nothing_scores_ends_in_time(tmp_path: Path, net: Net, mon
 def test_what_seems_wrong_with_updates_is_said_also_to_the_quiet(
     quiet: tuple[str, ...], tmp_path: Path, net: Net, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replaying, "METHODS", QUICK)
-    sent, wrong = replaying.Replay.sent, "client 0: the update seems to have the wrong sign"
-    monkeypatch.setattr(replaying.Replay, "sent", lambda one: (sent(one)[0], [wrong]))
+    monkeypatch.setattr(replay, "METHODS", QUICK)
+    sent, wrong = replay.Replay.sent, "client 0: the update seems to have the wrong sign"
+    monkeypatch.setattr(replay.Replay, "sent", lambda one: (sent(one)[0], [wrong]))
     options = ("--model", MODEL, "--minutes", "0", "--out", str(tmp_path / "o"), *LOCAL, *quiet)
     for truth in (False, True):
         with monkeypatch.context() as stopped:
@@ -299,7 +299,7 @@ def test_what_seems_wrong_with_updates_is_said_also_to_the_quiet(
 def test_without_the_truth_there_is_no_score_and_no_verdict(
     tmp_path: Path, net: Net, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replaying, "METHODS", QUICK)
+    monkeypatch.setattr(replay, "METHODS", QUICK)
     folder = recorded(tmp_path / "updates", net)
     code, output, page = replayed(folder, tmp_path, "--model", MODEL, "--fail-above", "15")
     assert (code, "gate: NOT MEASURED" in output) == (3, True), output
@@ -318,7 +318,7 @@ def test_without_the_truth_there_is_no_score_and_no_verdict(
 
 @pytest.mark.engine
 def test_gradients_and_batch_norm_are_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replaying, "METHODS", QUICK)
+    monkeypatch.setattr(replay, "METHODS", QUICK)
     torch.manual_seed(0)
     model, batch = Normed(), images(0, 4)
     with record(model, tmp_path / "states", STEPS, truth=True) as r:
@@ -339,13 +339,13 @@ def test_gradients_and_batch_norm_are_replayed(tmp_path: Path, monkeypatch: pyte
 
 
 def test_clients_of_one_round_have_one_local_training(tmp_path: Path, net: Net) -> None:
-    def of(*trainings: tuple[int, LocalTraining]) -> replaying.Replay:
+    def of(*trainings: tuple[int, LocalTraining]) -> replay.Replay:
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         with record(net, folder, STEPS) as r:
             for size, local in trainings:
                 batch = images(0, size)
                 r.round(net.state_dict(), trained(net, batch, local.steps), batch, local=local)
-        return replaying.Replay(Recording(folder), 0, {"name": MODEL}, {"name": "cross_entropy"}, 20)
+        return replay.Replay(Recording(folder), 0, {"name": MODEL}, {"name": "cross_entropy"}, 20)
 
     two_epochs = of((4, LocalTraining(4, 2, 0.1)), (7, LocalTraining(8, 2, 0.1)))
     training = two_epochs.document()["training"]
@@ -358,12 +358,12 @@ def test_clients_of_one_round_have_one_local_training(tmp_path: Path, net: Net) 
 
 def test_guesses_are_made_from_other_rounds(tmp_path: Path, net: Net) -> None:
     folder = recorded(tmp_path / "two", net, truth=True, rounds=2)
-    data = replaying.RecordedData(folder=folder, round=0).load()
+    data = replay.RecordedData(folder=folder, round=0).load()
     assert np.array_equal(data.train_images[np.arange(1)], (images(0)[0] * 255).round().numpy())
     assert data.train_images.dtype == np.uint8
     assert np.allclose(data.test_images[np.arange(1)] / 255, images(10)[0])
     assert data.remarks == ()
-    alone = replaying.RecordedData(folder=recorded(tmp_path / "one", net, truth=True), round=0).load()
+    alone = replay.RecordedData(folder=recorded(tmp_path / "one", net, truth=True), round=0).load()
     assert len(alone.test_labels) == 1
     assert "best constant image" in alone.remarks[0]
 

@@ -12,18 +12,18 @@ import pytest
 import torch
 import yaml
 
-from rayfed.analysis.loading import load
-from rayfed.analysis.sweep_folder import SweepFolder
+from rayfed.core.reasons import Reason
 from rayfed.data.sets import TABLE, is_public
 from rayfed.data.sets.digits import Digits
-from rayfed.reasons import Reason
 from rayfed.report import samples
-from rayfed.report.redaction import REDACTED, redacted, write_redacted
-from rayfed.report.run import write_report
-from rayfed.report.share import sharing
-from rayfed.report.sweep import write_sweep_report
+from rayfed.report.export.redaction import REDACTED, redacted, write_redacted
+from rayfed.report.export.share import sharing
+from rayfed.report.html.run import write_report
+from rayfed.report.html.sweep import write_sweep_report
 from rayfed.report.text.formats import LEFT_OUT
 from rayfed.report.text.reasons import REASONS
+from rayfed.results.loading import load
+from rayfed.results.sweep_folder import SweepFolder
 from rayfed.store.folder import RunFolder
 from rayfed.store.images import encode_png
 from rayfed.store.schemas import WANT_OF_TIME

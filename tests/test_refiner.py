@@ -10,10 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rayfed.attacks.inverting_gradients import InvertingGradients
+from rayfed.attacks.matching.inverting_gradients import InvertingGradients
 from rayfed.attacks.matching.priors import total_variation
-from rayfed.client.arm import build_arm
-from rayfed.client.local import gradient_method
 from rayfed.defences.base import Batch, Task
 from rayfed.defences.refiner import Refiner, projected, utility_weights
 from rayfed.errors import UserError
@@ -21,6 +19,8 @@ from rayfed.gradients import buffers_of, gradient, norm, weights_of
 from rayfed.models.pretrained import load_evaluator
 from rayfed.samples import Pixels
 from rayfed.scenario import DefenceSpec, parse, resolve
+from rayfed.simulation.client.arm import build_arm
+from rayfed.simulation.client.local import gradient_method
 from rayfed.update import Named
 from tests.attack_fixtures import leaky_lenet, photo
 

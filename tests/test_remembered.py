@@ -13,26 +13,27 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rayfed.attacks import fit, labels
-from rayfed.attacks.analytic import Analytic
-from rayfed.attacks.april import April
+from rayfed.attacks import fit
 from rayfed.attacks.base import Attack, Reconstruction
 from rayfed.attacks.closed_form import answer
+from rayfed.attacks.closed_form.analytic import Analytic
+from rayfed.attacks.closed_form.april import April
+from rayfed.attacks.closed_form.columns import Columns
 from rayfed.attacks.closed_form.probe import probe
-from rayfed.attacks.columns import Columns
-from rayfed.attacks.inverting_gradients import InvertingGradients
-from rayfed.attacks.labels import OwnProducts, with_labels
+from rayfed.attacks.inference import labels
+from rayfed.attacks.inference.labels import OwnProducts, with_labels
 from rayfed.attacks.matching import second_derivatives
+from rayfed.attacks.matching.inverting_gradients import InvertingGradients
 from rayfed.attacks.remembered import Memory, once, remembering
-from rayfed.client.sent import Sent
-from rayfed.client.visit import ObservationRequest
-from rayfed.engine.attacker import Attacker
-from rayfed.engine.inputs import prepare
-from rayfed.engine.local import TimeLimit, TimeLimitExceeded
-from rayfed.engine.worker import ClientWorker
 from rayfed.models.lenet import LeNet
 from rayfed.samples import Pixels
 from rayfed.scenario import parse, resolve
+from rayfed.simulation.client.server_message import Sent
+from rayfed.simulation.client.visit import ObservationRequest
+from rayfed.simulation.executors.attacker import Attacker
+from rayfed.simulation.executors.local import TimeLimit, TimeLimitExceeded
+from rayfed.simulation.executors.worker import ClientWorker
+from rayfed.simulation.inputs import prepare
 from rayfed.update import Observation
 from tests.attack_fixtures import digit, observe, psnr, seeded
 

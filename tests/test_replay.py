@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rayfed.attacks.matching import replay
 from rayfed.attacks.matching.replay import Replayed
-from rayfed.memory import Fitting, take_notes
+from rayfed.core.memory import Fitting, take_notes
 
 
 class Objective:

@@ -23,10 +23,10 @@ from rayfed.evidence.success import success_share
 from rayfed.evidence.training import summarise_arms
 from rayfed.evidence.verdicts import collect_evidence
 from rayfed.metrics.images import PSNR_CEILING
-from rayfed.report import plots
-from rayfed.report.page import code, environment
-from rayfed.report.pictures import SHOWN, STRIPS
-from rayfed.report.run import write_report
+from rayfed.report.html import plots
+from rayfed.report.html.page import code, environment
+from rayfed.report.html.pictures import SHOWN, STRIPS
+from rayfed.report.html.run import write_report
 from rayfed.report.text import formats
 from rayfed.report.text.attacks import threshold_text
 from rayfed.report.text.verdict_table import verdict_table

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from rayfed.report.run import write_report
-from rayfed.report.sweep import write_sweep_report
+from rayfed.report.html.run import write_report
+from rayfed.report.html.sweep import write_sweep_report
 from tests.conftest import imported, missing
 from tests.report_fixtures import ARMS, ATTACKS, make_run, make_sweep
 

@@ -10,8 +10,6 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from rayfed.analysis.loading import Sweep
-from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.cli import app
 from rayfed.errors import RunError, UserError
 from rayfed.evidence.settings import Estimate, estimate
@@ -20,6 +18,8 @@ from rayfed.reproductions import pages
 from rayfed.reproductions.judging import judge, overall
 from rayfed.reproductions.measuring import Finding, measured
 from rayfed.reproductions.reading import Group, Reproduction, load, names
+from rayfed.results.loading import Sweep
+from rayfed.results.sweep_folder import SweepFolder
 from rayfed.scenario import check
 from rayfed.store.folder import RunFolder
 from tests.conftest import REPOSITORY

@@ -20,8 +20,8 @@ from rayfed.aggregation.median import Median
 from rayfed.aggregation.norm_bounding import NormBounding
 from rayfed.aggregation.server import TreeFold
 from rayfed.aggregation.trimmed_mean import TrimmedMean
-from rayfed.engine.inputs import prepare
 from rayfed.errors import UserError
+from rayfed.simulation.inputs import prepare
 from rayfed.update import Update
 
 ROBUST = [Median(), TrimmedMean(malicious=4), Krum(malicious=4), Krum(malicious=4, keep=7), GeometricMedian()]

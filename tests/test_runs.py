@@ -10,12 +10,12 @@ import pytest
 
 from rayfed import scenario as scenarios
 from rayfed.defences.base import Defence, Task, UpdateMethod
-from rayfed.engine import runs
-from rayfed.engine.local import local
-from rayfed.engine.progress import Progress
 from rayfed.errors import RunError, UserError
 from rayfed.registry import component
+from rayfed.runs import runner
 from rayfed.scenario import Scenario
+from rayfed.simulation.executors.local import local
+from rayfed.simulation.progress import Progress
 from rayfed.store.folder import RunFolder
 from rayfed.update import Update
 from tests.run_fixtures import assert_same_bits, weights
@@ -50,7 +50,7 @@ def parsed(*changes: str, extra: str = "") -> Scenario:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    return runs.launch(parsed(extra=ATTACK), str(tmp_path_factory.mktemp("runs")), local, Progress())
+    return runner.launch(parsed(extra=ATTACK), str(tmp_path_factory.mktemp("runs")), local, Progress())
 
 
 @component
@@ -83,14 +83,14 @@ def test_an_interrupted_run_is_readable_and_resumes_to_the_same_bits(
     after: int, undisturbed: RunFolder, tmp_path: Path
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
-        runs.launch(parsed(extra=ATTACK), str(tmp_path), local, Stop(after))
+        runner.launch(parsed(extra=ATTACK), str(tmp_path), local, Stop(after))
     [path] = tmp_path.iterdir()
     folder = RunFolder.open(str(path))
     status = json.loads(folder.read_text("status.json"))
     assert (status["state"], status["rounds_done"]) == ("interrupted", after)
     assert folder.exists("report.html")
     assert folder.read_table("rounds").num_rows == 2 * after
-    runs.resume(str(path), local, Progress())
+    runner.resume(str(path), local, Progress())
     assert_same_bits(weights(folder), weights(undisturbed))
     for table in ("rounds", "clients", "attacks", "images", "partition"):
         assert folder.read_table(table).num_rows == undisturbed.read_table(table).num_rows
@@ -99,7 +99,7 @@ def test_an_interrupted_run_is_readable_and_resumes_to_the_same_bits(
         a, b = (f.read_table(table).drop_columns(timed) for f in (folder, undisturbed))
         assert a.equals(b)
     with pytest.raises(RunError, match="nothing to resume"):
-        runs.resume(str(path), local, Progress())
+        runner.resume(str(path), local, Progress())
 
 
 BOOSTED = [
@@ -111,7 +111,7 @@ BOOSTED = [
 
 @pytest.fixture(scope="module")
 def boosted(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    return runs.launch(parsed(*BOOSTED), str(tmp_path_factory.mktemp("boosted")), local, Progress())
+    return runner.launch(parsed(*BOOSTED), str(tmp_path_factory.mktemp("boosted")), local, Progress())
 
 
 def assert_same_votes(a: RunFolder, b: RunFolder) -> None:
@@ -134,9 +134,9 @@ def test_clients_votes_are_in_the_tables_and_the_memory_in_the_checkpoint(booste
 
 def test_votes_are_the_same_after_a_resume(boosted: RunFolder, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        runs.launch(parsed(*BOOSTED), str(tmp_path), local, Stop(2))
+        runner.launch(parsed(*BOOSTED), str(tmp_path), local, Stop(2))
     [path] = tmp_path.iterdir()
-    runs.resume(str(path), local, Progress())
+    runner.resume(str(path), local, Progress())
     assert_same_votes(RunFolder.open(str(path)), boosted)
 
 
@@ -157,7 +157,7 @@ def test_attacks_leave_rows_images_and_traces(undisturbed: RunFolder) -> None:
 
 def test_a_failed_run_leaves_a_readable_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not finite"):
-        runs.launch(parsed("training.lr=1e38"), str(tmp_path), local, Progress())
+        runner.launch(parsed("training.lr=1e38"), str(tmp_path), local, Progress())
     [path] = tmp_path.iterdir()
     status = json.loads((path / "status.json").read_text())
     assert status["state"] == "failed"
@@ -170,7 +170,7 @@ def test_fedsgd_and_adam_run(tmp_path: Path) -> None:
         "training={algorithm: fedsgd, batch_size: null, lr: 0.1}",
         "federation.server={optimiser: adam, lr: 0.01}",
     ]
-    folder = runs.launch(parsed(*changes), str(tmp_path), local, Progress())
+    folder = runner.launch(parsed(*changes), str(tmp_path), local, Progress())
     losses = folder.read_table("rounds").to_pandas().query("arm == 'none'")["train_loss"].tolist()
     assert losses[-1] < losses[0]
 
@@ -178,7 +178,7 @@ def test_fedsgd_and_adam_run(tmp_path: Path) -> None:
 def test_an_arms_seconds_are_its_own(tmp_path: Path) -> None:
     arms = "arms={slow: [{name: 'tests.test_runs:Slow'}], none: []}"
     s = parsed(arms, "federation.rounds=1", "federation.cohort_size=7", "resources.clients.actors=1")
-    folder = runs.launch(s, str(tmp_path), local, Progress())
+    folder = runner.launch(s, str(tmp_path), local, Progress())
     seconds = {row["arm"]: row["actor_seconds"] for row in folder.read_table("rounds").to_pylist()}
     assert seconds["slow"] >= 7 * Slow.SECONDS
     for arm in seconds:
@@ -187,20 +187,20 @@ def test_an_arms_seconds_are_its_own(tmp_path: Path) -> None:
 
 
 def test_attacks_alone_see_the_untrained_model_or_what_a_run_has_learnt(tmp_path: Path) -> None:
-    whole = runs.launch(parsed(extra=ATTACK), str(tmp_path), local, Progress())
-    before = runs.launch(parsed("federation.rounds=1"), str(tmp_path), local, Progress())
-    alone = runs.attack(parsed("attacks.0.rounds=[0]", extra=ATTACK), before.url, str(tmp_path), local, Progress())
+    whole = runner.launch(parsed(extra=ATTACK), str(tmp_path), local, Progress())
+    before = runner.launch(parsed("federation.rounds=1"), str(tmp_path), local, Progress())
+    alone = runner.attack(parsed("attacks.0.rounds=[0]", extra=ATTACK), before.url, str(tmp_path), local, Progress())
     timeless = ["seconds"]
     rows, expected = (folder.read_table("attacks").drop_columns(timeless).to_pylist() for folder in (alone, whole))
     assert rows == expected
     assert len(rows) == 2 * 3 * 2
     assert not alone.read_table("rounds").num_rows
-    untrained = runs.attack(parsed(extra=ATTACK), None, str(tmp_path), local, Progress())
+    untrained = runner.attack(parsed(extra=ATTACK), None, str(tmp_path), local, Progress())
     assert {row["round"] for row in untrained.read_table("attacks").to_pylist()} == {0}
     with pytest.raises(RunError, match="nothing to resume"):
-        runs.resume(alone.url, local, Progress())
+        runner.resume(alone.url, local, Progress())
     other = parsed("model.hidden=[8]", extra=ATTACK)
     with pytest.raises(RunError, match="trained another model"):
-        runs.attack(other, before.url, str(tmp_path), local, Progress())
+        runner.attack(other, before.url, str(tmp_path), local, Progress())
     with pytest.raises(RunError, match="no round is finished"):
-        runs.attack(other, alone.url, str(tmp_path), local, Progress())
+        runner.attack(other, alone.url, str(tmp_path), local, Progress())

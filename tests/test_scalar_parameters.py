@@ -13,13 +13,13 @@ import rayfed
 from rayfed import registry
 from rayfed.attacks.matching.sent import _denied
 from rayfed.attacks.text.tag import _distance
-from rayfed.client.cohort import cohort_updates
-from rayfed.client.local import gradient_method
 from rayfed.defences.base import Batch, Task
 from rayfed.defences.dp_sgd import DpSgd
 from rayfed.defences.noise import sample_norms
 from rayfed.gradients import buffers_of, clipped, gradient, norm, sample_rows, weights_of
 from rayfed.scenario import Training
+from rayfed.simulation.client.cohort import cohort_updates
+from rayfed.simulation.client.local import gradient_method
 from tests.component_fixtures import required, variants
 
 HERE = "tests.test_scalar_parameters"

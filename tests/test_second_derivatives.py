@@ -14,15 +14,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from rayfed.attacks.idlg import Idlg
 from rayfed.attacks.matching.distances import squared_l2
+from rayfed.attacks.matching.idlg import Idlg
 from rayfed.attacks.matching.problem import Matching
 from rayfed.attacks.matching.second_derivatives import DIFFERENCED, IN_TURN, TOGETHER, Way, _without_tf32, fitting_way
-from rayfed.engine import runs
-from rayfed.engine.local import local
-from rayfed.engine.progress import Progress
 from rayfed.gradients import buffers_of, gradient, weights_of
+from rayfed.runs import runner
 from rayfed.scenario import parse
+from rayfed.simulation.executors.local import local
+from rayfed.simulation.progress import Progress
 from tests.attack_fixtures import digit, observe, seeded
 
 
@@ -319,7 +319,7 @@ def test_whole_runs_train_and_attack_such_models(core: str, tmp_path: Path) -> N
         "training": {"epochs": 1, "batch_size": 10, "lr": 0.1},
         "attacks": [{"name": "idlg", "iterations": 8, "restarts": 1, "observes": "gradient", "batch_size": 1}],
     }
-    run = runs.launch(parse(yaml.safe_dump(scenario)), str(tmp_path), local, Progress())
+    run = runner.launch(parse(yaml.safe_dump(scenario)), str(tmp_path), local, Progress())
     rounds, attacks = (run.read_table(table).to_pylist() for table in ("rounds", "attacks"))
     assert rounds[1]["test_loss"] != rounds[0]["test_loss"]
     assert attacks

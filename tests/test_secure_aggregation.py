@@ -17,20 +17,20 @@ from rayfed import scenario as scenarios
 from rayfed.aggregation.fedavg import FedAvg
 from rayfed.aggregation.median import Median
 from rayfed.aggregation.over_channel import SumOverChannel
-from rayfed.client import plan
-from rayfed.client.observations import ObservationBuilder
-from rayfed.client.runtime import ClientRuntime, Sent
-from rayfed.client.visit import ClientVisit
 from rayfed.crypto.keys import derive
 from rayfed.crypto.masking import Advertised, Transcript, neighbours
 from rayfed.crypto.session import MaskingSession
-from rayfed.engine import runs
-from rayfed.engine.inputs import prepare
-from rayfed.engine.local import local
 from rayfed.errors import ProtectionError, UserError
 from rayfed.protections.secure_aggregation import PHASES, Dropouts, Hosted, MaskedChannel, SecureAggregation
+from rayfed.runs import runner
 from rayfed.scenario import Scenario
+from rayfed.simulation.client import plan
+from rayfed.simulation.client.runtime import ClientRuntime, Sent
+from rayfed.simulation.client.visit import ClientVisit
+from rayfed.simulation.executors.local import local
+from rayfed.simulation.inputs import prepare
 from rayfed.store.folder import RunFolder
+from rayfed.threat_model.observations import ObservationBuilder
 from rayfed.update import Masked, Update
 from tests.run_fixtures import Killer, Noting, Spied, assert_same_bits, spied_launch, weights
 
@@ -242,7 +242,7 @@ def spied(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> Spied:
 
 @pytest.fixture(scope="module")
 def undisturbed(listener: Noting, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    return runs.launch(parsed(extra=ATTACK), str(tmp_path_factory.mktemp("runs")), local, listener)
+    return runner.launch(parsed(extra=ATTACK), str(tmp_path_factory.mktemp("runs")), local, listener)
 
 
 def test_masked_runs_end_where_plain_ones_do(undisturbed: RunFolder) -> None:
@@ -309,7 +309,7 @@ def test_a_round_of_training_is_plain_fedavg_of_those_who_are_left(arm: str) -> 
 def test_bits_do_not_depend_on_actors(victim: str, clients: int, undisturbed: RunFolder, tmp_path: Path) -> None:
     """On how many there are, and which dies."""
     killer = Killer(victim, round=1)
-    folder = runs.launch(parsed(f"resources.clients.actors={clients}"), str(tmp_path), on_ray(), killer)
+    folder = runner.launch(parsed(f"resources.clients.actors={clients}"), str(tmp_path), on_ray(), killer)
     assert killer.killed == 1
     assert_same_bits(weights(folder), weights(undisturbed))
     assert folder.read_table("secure_sums").to_pylist() == undisturbed.read_table("secure_sums").to_pylist()

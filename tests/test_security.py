@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 
 from rayfed import registry
 from rayfed import scenario as scenarios
-from rayfed.analysis.loading import load
 from rayfed.cli import app
-from rayfed.engine.finding import search_where
 from rayfed.errors import ScenarioError, UserError
-from rayfed.report.export import export
-from rayfed.report.run import write_report
-from rayfed.report.sweep import write_sweep_report
+from rayfed.report.export.tables import export
+from rayfed.report.html.run import write_report
+from rayfed.report.html.sweep import write_sweep_report
+from rayfed.results.loading import load
+from rayfed.runs.scenario_loading import search_where
 from rayfed.store.folder import RunFolder
 from tests.report_fixtures import Page, make_run, make_sweep
 

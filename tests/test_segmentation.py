@@ -12,24 +12,24 @@ import torch
 from torch import Tensor, nn
 
 from rayfed import scenario as scenarios
-from rayfed.attacks.analytic import Analytic
-from rayfed.attacks.april import April
 from rayfed.attacks.base import Attack, Reconstruction
-from rayfed.attacks.dlg import Dlg
-from rayfed.attacks.grnn import Grnn
-from rayfed.attacks.imprint import Imprint
-from rayfed.attacks.inverting_gradients import InvertingGradients
+from rayfed.attacks.closed_form.analytic import Analytic
+from rayfed.attacks.closed_form.april import April
+from rayfed.attacks.closed_form.peel import _COUNTLESS, Peel
+from rayfed.attacks.closed_form.spear import Spear
 from rayfed.attacks.matching.distances import one_minus_cosine
+from rayfed.attacks.matching.dlg import Dlg
+from rayfed.attacks.matching.grnn import Grnn
+from rayfed.attacks.matching.inverting_gradients import InvertingGradients
 from rayfed.attacks.matching.options import _NO_CLASSES
 from rayfed.attacks.matching.problem import Matching
-from rayfed.attacks.peel import _COUNTLESS, Peel
 from rayfed.attacks.sealed import _NOT_GIVEN, attempt
-from rayfed.attacks.spear import Spear
-from rayfed.engine import runs
-from rayfed.engine.local import local
-from rayfed.engine.progress import Progress
-from rayfed.losses import PlaceCrossEntropy, attach
+from rayfed.attacks.server.imprint import Imprint
+from rayfed.core.losses import PlaceCrossEntropy, attach
 from rayfed.metrics.masks import mask_iou
+from rayfed.runs import runner
+from rayfed.simulation.executors.local import local
+from rayfed.simulation.progress import Progress
 from rayfed.update import Observation
 from tests.attack_fixtures import digit, generators, observe, psnr
 from tests.conftest import REPOSITORY
@@ -235,7 +235,7 @@ def test_a_run_reports_what_was_learnt_and_found_of_masks(tmp_path: Path) -> Non
             {"name": "membership", "knowledge": ["candidates"]},
         ],
     }
-    run = runs.launch(scenarios.check(written, "t"), str(tmp_path), local, Progress())
+    run = runner.launch(scenarios.check(written, "t"), str(tmp_path), local, Progress())
     rounds = {row["arm"]: row for row in run.read_table("rounds").to_pylist()}
     assert all(0 < row["test_iou"] < 1 and 0.3 < row["baseline_iou"] < 0.5 for row in rounds.values())
     rows = {(row["arm"], row["attack"]): row for row in run.read_table("attacks").to_pylist()}

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.attacks.base import Attack
-from rayfed.attacks.dlg import Dlg
-from rayfed.attacks.inverting_gradients import InvertingGradients
 from rayfed.attacks.matching.distances import one_minus_cosine, squared_l2
+from rayfed.attacks.matching.dlg import Dlg
+from rayfed.attacks.matching.inverting_gradients import InvertingGradients
 from rayfed.attacks.matching.problem import Matching
 from rayfed.attacks.matching.relative import noise_share
 from rayfed.attacks.matching.sent import Sent, bounds, sign_nats, signs_alone, vectors_entering, wrong_signs

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rayfed import scenario
-from rayfed.shipped import scenario_names, shipped
+from rayfed.core.shipped import scenario_names, shipped
 from tests.test_cli import run
 
 

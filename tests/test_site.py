@@ -140,8 +140,8 @@ def test_the_site_loads_nothing_from_other_hosts(site: Path) -> None:
 def test_links_that_leave_docs_lead_to_pages_of_the_site(site: Path) -> None:
     """Where GitHub shows a file of the repository, the site has a page with its text."""
     page = (site / "architecture.html").read_text()
-    assert 'href="source/rayfed/engine/rounds.py.html"' in page
-    shown = (site / "source" / "rayfed" / "engine" / "rounds.py.html").read_text()
+    assert 'href="source/rayfed/simulation/rounds/round.py.html"' in page
+    shown = (site / "source" / "rayfed" / "simulation" / "rounds" / "round.py.html").read_text()
     assert "class" in shown
     assert "Round" in shown
     assert 'href="existing-federations.html"' in (site / "readme.html").read_text()

@@ -13,14 +13,14 @@ from typer.testing import CliRunner
 
 from rayfed import scenario as scenarios
 from rayfed.cli import app
-from rayfed.client import plan
-from rayfed.client.local import batches, smallest_batch
 from rayfed.defences.base import Batch, DataMethod, Defence, Task
-from rayfed.engine.inputs import prepare
-from rayfed.engine.small_batches import check_batches
 from rayfed.errors import UserError
 from rayfed.registry import component
 from rayfed.scenario import Training
+from rayfed.simulation.client import plan
+from rayfed.simulation.client.local import batches, smallest_batch
+from rayfed.simulation.inputs import prepare
+from rayfed.simulation.small_batches import check_batches
 
 
 class Normed(nn.Module):

@@ -9,19 +9,19 @@ import torch
 from torch import nn
 
 from rayfed import scenario as scenarios
-from rayfed.attacks.analytic import Analytic
+from rayfed.attacks.adaptive.two_images import TwoImages
 from rayfed.attacks.base import Reconstruction
-from rayfed.attacks.dlg import Dlg
-from rayfed.attacks.gradinversion import GradInversion
-from rayfed.attacks.grnn import Grnn
-from rayfed.attacks.idlg import Idlg
-from rayfed.attacks.inverting_gradients import InvertingGradients
+from rayfed.attacks.closed_form.analytic import Analytic
+from rayfed.attacks.matching.dlg import Dlg
+from rayfed.attacks.matching.gradinversion import GradInversion
+from rayfed.attacks.matching.grnn import Grnn
+from rayfed.attacks.matching.idlg import Idlg
+from rayfed.attacks.matching.inverting_gradients import InvertingGradients
 from rayfed.attacks.matching.snapshots import Snapshots
-from rayfed.attacks.two_images import TwoImages
-from rayfed.client.runtime import Sent
-from rayfed.client.visit import ObservationRequest
-from rayfed.engine.inputs import prepare
 from rayfed.gradients import buffers_of, weights_of
+from rayfed.simulation.client.runtime import Sent
+from rayfed.simulation.client.visit import ObservationRequest
+from rayfed.simulation.inputs import prepare
 from rayfed.store.schemas import TABLES
 from rayfed.update import Observation
 from tests.attack_fixtures import digit, leaky_lenet, observe, seeded, two_digits
@@ -120,10 +120,10 @@ def test_a_closed_form_has_no_strip() -> None:
 
 def test_the_first_victims_strip_stands_beside_its_true_images() -> None:
     """Rows of the table, matched as the reconstruction is in the end."""
-    from rayfed.engine.attacker import Attacker
-    from rayfed.engine.attacking import AttackCall, note_attack
-    from rayfed.engine.tables import RoundTables
-    from rayfed.engine.worker import ClientWorker
+    from rayfed.simulation.executors.attacker import Attacker
+    from rayfed.simulation.executors.worker import ClientWorker
+    from rayfed.simulation.rounds.attacks import AttackCall, note_attack
+    from rayfed.simulation.tables import RoundTables
 
     scenario = scenarios.parse(
         "{name: t, data: digits, model: lenet, federation: {rounds: 1, clients: 40}, attacks: ["

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rayfed.client.local import update_method
 from rayfed.defences.base import Batch, Task
 from rayfed.defences.soteria import Soteria, displacement, estimated_norms, jacobian_norms
 from rayfed.errors import UserError
@@ -14,6 +13,7 @@ from rayfed.gradients import buffers_of, gradient, weights_of
 from rayfed.models.build import build_model
 from rayfed.models.front import Front
 from rayfed.scenario import Training
+from rayfed.simulation.client.local import update_method
 from rayfed.update import Named, Update
 from tests.attack_fixtures import LENET, digit, images_of, leaky_lenet
 

@@ -35,7 +35,7 @@ from rayfed.cli import app
 said["rayfed.cli"] = loaded()
 app(["validate", sys.argv[1]], standalone_mode=False)
 said["validate"] = loaded()
-from rayfed.report.terminal_run import RunView
+from rayfed.report.terminal.run import RunView
 shown = RunView.round_done
 
 def round_done(*args):

@@ -12,11 +12,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from rayfed.analysis.loading import load
-from rayfed.report.about import QUESTIONS
-from rayfed.report.statement import Section, Statement, Table
-from rayfed.report.statement_page import as_html, as_markdown, write_statement
-from rayfed.report.unscored import write_unscored
+from rayfed.report.html.unscored import write_unscored
+from rayfed.report.statement.about import QUESTIONS
+from rayfed.report.statement.content import Section, Statement, Table
+from rayfed.report.statement.page import as_html, as_markdown, write_statement
+from rayfed.results.loading import load
 from rayfed.store.folder import RunFolder
 from tests.report_fixtures import Page, make_run
 from tests.result_fixtures import attacked, small_run, small_sweep

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayfed import scenario as scenarios
-from rayfed.client.runtime import CohortReport
-from rayfed.engine.executor import Call, Crashed, Done, Overdue
-from rayfed.engine.stragglers import Cohort, StragglerHandling, portions
 from rayfed.errors import ClientError
 from rayfed.scenario import resolve
+from rayfed.simulation.client.runtime import CohortReport
+from rayfed.simulation.executors.base import Call, Crashed, Done, Overdue
+from rayfed.simulation.executors.stragglers import Cohort, StragglerHandling, portions
 
 TEXT = """
 name: t

@@ -10,12 +10,12 @@ import pandas as pd
 import pytest
 
 import rayfed
-from rayfed.analysis.loading import Run, Sweep
 from rayfed.errors import UserError
 from rayfed.evidence.success import CURVE_METRICS, group_by_attack, success_curve, success_share
-from rayfed.report.export import export
-from rayfed.report.success_plots import _stairs, success_rates
-from rayfed.report.svg import svg
+from rayfed.report.export.tables import export
+from rayfed.report.html.success_plots import _stairs, success_rates
+from rayfed.report.html.svg import svg
+from rayfed.results.loading import Run, Sweep
 from tests.result_fixtures import attacked, small_run, small_sweep, trial_run
 
 PSNR = [10.0, 20.0, 20.0, math.inf, None]

@@ -12,13 +12,13 @@ import pytest
 from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
-from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.cli import app
 from rayfed.evidence.settings import settings
-from rayfed.report.pictures import Pair, within
-from rayfed.report.sweep import IMAGES, write_sweep_report
-from rayfed.report.sweep_plots import curves
+from rayfed.report.html.pictures import Pair, within
+from rayfed.report.html.sweep import IMAGES, write_sweep_report
+from rayfed.report.html.sweep_plots import curves
 from rayfed.report.text.guarantees import short_keys_text
+from rayfed.results.sweep_folder import SweepFolder
 from tests.report_fixtures import BATCH, Page, make_sweep
 
 SIGMA = "arms.noise.defences.gaussian.sigma"

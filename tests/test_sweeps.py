@@ -17,17 +17,17 @@ from actors import trackers
 from actors.sweep import on_tune
 from actors.trial import Reporter, prepare_process, search_places
 from rayfed import scenario as scenarios
-from rayfed.analysis.sweep_folder import SweepFolder
-from rayfed.engine import runs, sweeps
-from rayfed.engine.local import local
-from rayfed.engine.local_sweep import local_sweep
-from rayfed.engine.progress import Progress, SweepProgress
-from rayfed.engine.search import Tried, search
-from rayfed.engine.sweeps import SweepExecution, SweepRecorder
 from rayfed.errors import MissingExtraError, ResourceError, RunError, ScenarioError
 from rayfed.evidence.outcomes import outcomes
+from rayfed.results.sweep_folder import SweepFolder
+from rayfed.runs import runner, sweeps
+from rayfed.runs.local_sweep import local_sweep
+from rayfed.runs.sweep_search import Tried, search
+from rayfed.runs.sweeps import SweepExecution, SweepRecorder
 from rayfed.scenario import Scenario
 from rayfed.scenario.trials import planned, scenario_of
+from rayfed.simulation.executors.local import local
+from rayfed.simulation.progress import Progress, SweepProgress
 from rayfed.store import exits
 from rayfed.store.folder import RunFolder
 from rayfed.tune import trainable
@@ -246,7 +246,7 @@ def test_a_trial_comes_to_what_its_scenario_comes_to_alone(
     swept: SweepFolder, scenario: Scenario, tmp_path: Path
 ) -> None:
     trial = next(t for t in planned(scenario) if t.arm == "noise" and t.values["training.lr"] == 0.1)
-    alone = runs.launch(scenario_of(scenario, trial), str(tmp_path), local, Progress())
+    alone = runner.launch(scenario_of(scenario, trial), str(tmp_path), local, Progress())
     [own] = outcomes(alone)
     [row] = [row for row in swept.outcomes().to_pylist() if row["trial"] == trial.name]
     for name in ("test_accuracy", "test_loss", "psnr", "max_psnr", "ssim", "bytes_up", "images"):

@@ -11,9 +11,9 @@ import torch
 from sklearn.datasets import load_diabetes
 from torch import nn
 
-from rayfed.attacks.analytic import Analytic
-from rayfed.attacks.dlg import Dlg
-from rayfed.attacks.inverting_gradients import InvertingGradients
+from rayfed.attacks.closed_form.analytic import Analytic
+from rayfed.attacks.matching.dlg import Dlg
+from rayfed.attacks.matching.inverting_gradients import InvertingGradients
 from rayfed.attacks.matching.priors import total_variation
 from rayfed.data.base import Dataset
 from rayfed.errors import DataError, UserError

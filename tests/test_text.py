@@ -14,18 +14,18 @@ from rayfed.defences.dp_sgd import DpSgd
 from rayfed.defences.gaussian import Gaussian
 from rayfed.defences.prune import Prune
 from rayfed.defences.quantise import Quantise
-from rayfed.engine import runs
-from rayfed.engine.inputs import prepare
-from rayfed.engine.local import local
-from rayfed.engine.progress import Progress
 from rayfed.errors import DataError, UserError
 from rayfed.gradients import gradient, many_gradients, per_sample_gradients, weights_of
 from rayfed.metrics.assignment import assign
 from rayfed.metrics.score import Scorer
 from rayfed.models.build import build_model
 from rayfed.registry import build
+from rayfed.runs import runner
 from rayfed.samples import Column, Pixels, Records, SampleSpec, Tokens
 from rayfed.scenario import parse
+from rayfed.simulation.executors.local import local
+from rayfed.simulation.inputs import prepare
+from rayfed.simulation.progress import Progress
 from tests.attack_fixtures import observed
 from tests.text_fixtures import authors, reader, windows
 
@@ -225,7 +225,7 @@ attacks:
   - {{name: tag, iterations: 5, observes: gradient, batch_size: 1, rounds: [1]}}
   - {{name: membership, knowledge: [candidates]}}
 """)
-    folder = runs.launch(scenario, str(tmp_path), local, Progress())
+    folder = runner.launch(scenario, str(tmp_path), local, Progress())
     attacks = folder.read_table("attacks").to_pylist()
     [found] = [row for row in attacks if (row["arm"], row["attack"]) == ("none", "embedding_rows")]
     assert found["rouge1"] > 0.9  # its tokens, in no order

@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from rayfed import scenario as scenarios
-from rayfed.client.runtime import Sent
-from rayfed.client.visit import ObservationRequest
-from rayfed.engine.attacker import Attacker
-from rayfed.engine.attacking import AttackCall, note_attack
-from rayfed.engine.inputs import prepare
-from rayfed.engine.tables import RoundTables
-from rayfed.engine.worker import ClientWorker
 from rayfed.gradients import buffers_of, weights_of
-from rayfed.report.run import write_report
+from rayfed.report.html.run import write_report
 from rayfed.samples import Tokens
+from rayfed.simulation.client.runtime import Sent
+from rayfed.simulation.client.visit import ObservationRequest
+from rayfed.simulation.executors.attacker import Attacker
+from rayfed.simulation.executors.worker import ClientWorker
+from rayfed.simulation.inputs import prepare
+from rayfed.simulation.rounds.attacks import AttackCall, note_attack
+from rayfed.simulation.tables import RoundTables
 from rayfed.store.folder import SCENARIO, RunFolder
 
 TEXT = "data: text, model: {name: text_transformer, width: 32}, attacks: [{name: dager, observes: gradient}]"

@@ -17,13 +17,13 @@ from rayfed import scenario as scenarios
 from rayfed.aggregation.fedavg import FedAvg
 from rayfed.aggregation.weighted_sum import WeightedSum
 from rayfed.attacks.base import Reconstruction
-from rayfed.engine import runs
-from rayfed.engine.executor import Call, Done, Execution, Overdue, Ref
-from rayfed.engine.inputs import prepare
-from rayfed.engine.local import LocalExecution, LocalExecutor, local
-from rayfed.engine.progress import Progress
 from rayfed.errors import OverdueError, UserError
 from rayfed.registry import component
+from rayfed.runs import runner
+from rayfed.simulation.executors.base import Call, Done, Execution, Overdue, Ref
+from rayfed.simulation.executors.local import LocalExecution, LocalExecutor, local
+from rayfed.simulation.inputs import prepare
+from rayfed.simulation.progress import Progress
 from rayfed.store.folder import RunFolder
 from rayfed.update import Named, Observation
 from tests.run_fixtures import Noting, assert_same_bits, weights
@@ -68,12 +68,12 @@ def hanging(method: str) -> Execution:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    return runs.launch(parsed(), str(tmp_path_factory.mktemp("runs")), local, Progress())
+    return runner.launch(parsed(), str(tmp_path_factory.mktemp("runs")), local, Progress())
 
 
 @pytest.mark.usefixtures("reports")
 def test_an_attack_that_takes_too_long_is_a_row(undisturbed: RunFolder, tmp_path: Path) -> None:
-    folder = runs.launch(parsed(LIMIT), str(tmp_path), hanging("attack"), Progress())
+    folder = runner.launch(parsed(LIMIT), str(tmp_path), hanging("attack"), Progress())
     assert_same_bits(weights(folder), weights(undisturbed))
     for table in ("attacks", "inferences"):
         rows, expected = (f.read_table(table).to_pylist() for f in (folder, undisturbed))
@@ -88,14 +88,14 @@ def test_an_attack_that_takes_too_long_is_a_row(undisturbed: RunFolder, tmp_path
 )
 def test_anything_else_that_takes_too_long_ends_the_run(method: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(OverdueError, match=f"{said}.*resources\\.timeout"):
-        runs.launch(parsed(LIMIT), str(tmp_path), hanging(method), Progress())
+        runner.launch(parsed(LIMIT), str(tmp_path), hanging(method), Progress())
     [path] = tmp_path.iterdir()
     assert RunFolder.open(str(path)).read_mapping("status.json")["state"] == "failed"
 
 
 def test_one_process_says_which_limits_it_keeps(tmp_path: Path) -> None:
     noting = Noting()
-    runs.launch(parsed(LIMIT), str(tmp_path), local, noting)
+    runner.launch(parsed(LIMIT), str(tmp_path), local, noting)
     assert any("resources.timeout" in note for note in noting.notes)
 
 
@@ -124,12 +124,12 @@ class Stuck(FedAvg):
 @pytest.mark.usefixtures("ray_session")
 def test_what_hangs_on_actors_is_ended(undisturbed: RunFolder, tmp_path: Path) -> None:
     own = "attacks=[{name: 'tests.test_timeouts:Sleeper', rounds: [0], observes: gradient}]"
-    folder = runs.launch(parsed("resources.timeout=30", own), str(tmp_path), on_ray(), Progress())
+    folder = runner.launch(parsed("resources.timeout=30", own), str(tmp_path), on_ray(), Progress())
     assert [row["status"] for row in folder.read_table("attacks").to_pylist()] == ["failed"]
     assert_same_bits(weights(folder), weights(undisturbed))
     rule = "federation.aggregation=tests.test_timeouts:Stuck"
     with pytest.raises(OverdueError, match="the server took longer"):
-        runs.launch(parsed("resources.timeout=30", "attacks=[]", rule), str(tmp_path), on_ray(), Progress())
+        runner.launch(parsed("resources.timeout=30", "attacks=[]", rule), str(tmp_path), on_ray(), Progress())
 
 
 @component

@@ -12,21 +12,21 @@ import torchvision
 from torch import Tensor, nn
 
 from rayfed import scenario as scenarios
-from rayfed.client.arm import Arm, build_arm
-from rayfed.client.observations import ObservationBuilder
-from rayfed.client.sent import Sent
-from rayfed.client.visit import ClientVisit
-from rayfed.engine import runs
-from rayfed.engine.inputs import prepare
-from rayfed.engine.local import local
-from rayfed.engine.progress import Progress
-from rayfed.engine.worker import ClientWorker
 from rayfed.errors import UserError
 from rayfed.gradients import batch_loss, per_sample_gradients
 from rayfed.models.trained import blocks_of, frozen_names, parameters_of
+from rayfed.runs import runner
 from rayfed.samples import Pixels, SampleSpec, Tokens
 from rayfed.scenario import AttackSpec, Scenario, resolve
+from rayfed.simulation.client.arm import Arm, build_arm
+from rayfed.simulation.client.server_message import Sent
+from rayfed.simulation.client.visit import ClientVisit
+from rayfed.simulation.executors.local import local
+from rayfed.simulation.executors.worker import ClientWorker
+from rayfed.simulation.inputs import prepare
+from rayfed.simulation.progress import Progress
 from rayfed.store.folder import RunFolder
+from rayfed.threat_model.observations import ObservationBuilder
 from tests.conftest import imported
 
 transformers = imported("transformers", "hub")
@@ -284,7 +284,7 @@ def scenario(model: str, train: str) -> Scenario:
 
 
 def played(s: Scenario, folder: Path) -> RunFolder:
-    return runs.launch(s, str(folder), local, Progress())
+    return runner.launch(s, str(folder), local, Progress())
 
 
 LORA = "{lora: {rank: 2}}"

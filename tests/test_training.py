@@ -13,22 +13,13 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from rayfed import registry, seeds
+from rayfed import registry
 from rayfed import scenario as scenarios
 from rayfed.attacks.matching.distances import squared_l2
 from rayfed.attacks.matching.problem import Matching
-from rayfed.client import plan
-from rayfed.client.arm import Arm, build_arm
-from rayfed.client.cohort import cohort_updates, obstacle, works_together
-from rayfed.client.failures import checked
-from rayfed.client.local import batches, local_training, trained_samples, update_method
-from rayfed.client.observations import ObservationBuilder
-from rayfed.client.sent import Sent
-from rayfed.client.visit import ClientVisit, ObservedClient
+from rayfed.core import seeds
 from rayfed.defences.base import Batch, DataMethod, Defence, GradientMethod, Task
 from rayfed.defences.gaussian import Gaussian
-from rayfed.engine.inputs import prepare
-from rayfed.engine.worker import ClientWorker
 from rayfed.errors import ScenarioError, UserError
 from rayfed.gradients import buffers_of, weights_of, within
 from rayfed.models.build import build_model
@@ -36,6 +27,16 @@ from rayfed.registry import component
 from rayfed.samples import Pixels
 from rayfed.scenario import AttackSpec, DataSpec, DefenceSpec, ModelSpec, Scenario, Training, resolve
 from rayfed.scenario.sections import Schedule
+from rayfed.simulation.client import plan
+from rayfed.simulation.client.arm import Arm, build_arm
+from rayfed.simulation.client.cohort import cohort_updates, obstacle, works_together
+from rayfed.simulation.client.failures import checked
+from rayfed.simulation.client.local import batches, local_training, trained_samples, update_method
+from rayfed.simulation.client.server_message import Sent
+from rayfed.simulation.client.visit import ClientVisit, ObservedClient
+from rayfed.simulation.executors.worker import ClientWorker
+from rayfed.simulation.inputs import prepare
+from rayfed.threat_model.observations import ObservationBuilder
 from rayfed.update import Named, Update
 from tests.component_fixtures import variants
 
@@ -428,7 +429,7 @@ def test_the_seconds_of_a_cohort(vectorise: str, expected: list[float], monkeypa
 
         return iter(list(trained())) if vectorise == "vmap" else trained()
 
-    monkeypatch.setattr("rayfed.client.runtime.cohort_updates", timed)
+    monkeypatch.setattr("rayfed.simulation.client.runtime.cohort_updates", timed)
     for module in ("runtime", "cohort"):
         monkeypatch.setattr(f"rayfed.client.{module}.perf_counter", lambda: clock[0])
     _, report = h.cohort("none", sent, [1, 3], {})

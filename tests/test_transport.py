@@ -11,7 +11,7 @@ import torch
 
 from actors.local_ray import most_in_a_message
 from actors.transport import Held, fetched
-from rayfed.client.sent import Sent
+from rayfed.simulation.client.server_message import Sent
 
 
 @pytest.fixture

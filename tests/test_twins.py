@@ -11,15 +11,15 @@ import pytest
 import yaml
 from rich.console import Console
 
-from rayfed.analysis.loading import load
-from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.evidence.knowledge_pairs import FailedAttack, failed_attacks, mark_outdone
 from rayfed.evidence.settings import settings
-from rayfed.report.export import export
-from rayfed.report.sweep import write_sweep_report
-from rayfed.report.terminal_sweep import SweepView
+from rayfed.report.export.tables import export
+from rayfed.report.html.sweep import write_sweep_report
+from rayfed.report.terminal.sweep import SweepView
 from rayfed.report.text.knowledge_pairs import failed_attack_text
 from rayfed.report.text.tables import grid
+from rayfed.results.loading import load
+from rayfed.results.sweep_folder import SweepFolder
 from rayfed.store.folder import RunFolder
 from tests.result_fixtures import NOON, outcome
 

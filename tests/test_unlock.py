@@ -9,9 +9,9 @@ import torch
 from scipy.optimize import approx_fprime
 from torch import Tensor, nn
 
-from rayfed.attacks.dlg import Dlg
+from rayfed.attacks.adaptive.unlock import Unlock, _keys
+from rayfed.attacks.matching.dlg import Dlg
 from rayfed.attacks.matching.problem import Matching
-from rayfed.attacks.unlock import Unlock, _keys
 from rayfed.errors import UserError
 from rayfed.gradients import buffers_of, gradient, weights_of
 from rayfed.models.key_lock import lock_norms

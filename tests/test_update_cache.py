@@ -12,12 +12,12 @@ import torch
 import yaml
 
 from rayfed import scenario
-from rayfed.client import local
-from rayfed.client.sent import Sent, State
-from rayfed.client.update_cache import ClientUpdate, UpdateCache, UpdateKey
-from rayfed.client.visit import ObservationRequest, ObservedClient, Truth
-from rayfed.engine.inputs import prepare
-from rayfed.engine.worker import ClientWorker
+from rayfed.simulation.client import local
+from rayfed.simulation.client.server_message import Sent, State
+from rayfed.simulation.client.update_cache import ClientUpdate, UpdateCache, UpdateKey
+from rayfed.simulation.client.visit import ObservationRequest, ObservedClient, Truth
+from rayfed.simulation.executors.worker import ClientWorker
+from rayfed.simulation.inputs import prepare
 from rayfed.update import Observation, Update
 
 CPU = torch.device("cpu")

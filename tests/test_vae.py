@@ -15,20 +15,20 @@ from torch.distributions import Normal, kl_divergence
 from torch.nn import functional as F
 
 from rayfed import scenario as scenarios
-from rayfed.client.cohort import cohort_updates
-from rayfed.client.local import data_method
-from rayfed.client.observations import ObservationBuilder
-from rayfed.client.runtime import ClientRuntime, Sent
-from rayfed.client.visit import ClientVisit
 from rayfed.defences.base import Batch, Task
 from rayfed.defences.vae import Vae
-from rayfed.engine.inputs import prepare
 from rayfed.gradients import buffers_of, weights_of
 from rayfed.models.build import build_model
 from rayfed.models.vae import Autoencoder
 from rayfed.scenario import AttackSpec, Training
+from rayfed.simulation.client.cohort import cohort_updates
+from rayfed.simulation.client.local import data_method
+from rayfed.simulation.client.runtime import ClientRuntime, Sent
+from rayfed.simulation.client.visit import ClientVisit
+from rayfed.simulation.inputs import prepare
 from rayfed.store import checkpoint
 from rayfed.store.folder import RunFolder
+from rayfed.threat_model.observations import ObservationBuilder
 from tests.attack_fixtures import digit, photo
 
 CPU = torch.device("cpu")

@@ -10,22 +10,22 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import rayfed
-from rayfed.client.cohort import cohort_updates
-from rayfed.client.local import gradient_method
+from rayfed.core.vectorised import in_turn, refusal
 from rayfed.defences import dcs2, dp_sgd, grad_defense
 from rayfed.defences.base import Batch, Defence, Task
 from rayfed.defences.dp_sgd import DpSgd
 from rayfed.defences.fed_cdp import FedCdp
 from rayfed.defences.grad_defense import sensitivity
 from rayfed.defences.soteria import estimated_norms, jacobian_norms
-from rayfed.engine.calling import scenario_of
-from rayfed.engine.inputs import prepare
-from rayfed.engine.work import _Counter
 from rayfed.errors import UserError
 from rayfed.gradients import buffers_of, gradient, per_sample_gradients, vmap_refusal, weights_of
 from rayfed.models.build import build_model
+from rayfed.runs.api_args import scenario_of
 from rayfed.scenario import Training
-from rayfed.vectorised import in_turn, refusal
+from rayfed.simulation.client.cohort import cohort_updates
+from rayfed.simulation.client.local import gradient_method
+from rayfed.simulation.inputs import prepare
+from rayfed.simulation.virtual_time.work import _Counter
 
 SHAPE = (1, 8, 8)
 HERE = "tests.test_vectorised"

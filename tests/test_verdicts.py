@@ -15,19 +15,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rayfed.analysis.loading import Run, load
-from rayfed.engine.recorder import RunRecorder
+from rayfed.core.reasons import Reason
 from rayfed.errors import UserError
 from rayfed.evidence.membership import Identification, Roc
 from rayfed.evidence.next_step import NextStep, Step, decide_next_step
 from rayfed.evidence.outcomes import outcomes, with_verdicts
 from rayfed.evidence.verdicts import closest, collect_evidence, criterion_of, read_evidence, write_verdicts
 from rayfed.metrics.roc import Estimate
-from rayfed.reasons import Reason
-from rayfed.report.export import export
+from rayfed.report.export.redaction import redacted
+from rayfed.report.export.tables import export
 from rayfed.report.gate import Gated
-from rayfed.report.redaction import redacted
-from rayfed.report.run import write_report
+from rayfed.report.html.run import write_report
+from rayfed.results.loading import Run, load
+from rayfed.runs.recorder import RunRecorder
 from rayfed.store import exits
 from rayfed.store.finding import Finding, Missing, State
 from rayfed.store.lease import holding

@@ -18,20 +18,20 @@ from scipy.stats import binom, kstest, norm
 import rayfed
 from rayfed import registry
 from rayfed import scenario as scenarios
-from rayfed.client import devices as drawn_devices
-from rayfed.client import plan
-from rayfed.client.devices import devices
-from rayfed.engine import runs
-from rayfed.engine.clock import LATE, LOST, SMALL, SURPLUS, Clock, RoundClock
-from rayfed.engine.executor import Call, Crashed, Done, Overdue
-from rayfed.engine.inputs import prepare
-from rayfed.engine.local import LocalExecution, LocalExecutor, local
-from rayfed.engine.progress import Progress
-from rayfed.engine.work import Work, _Counter, counted, processed
 from rayfed.errors import RunError, ScenarioError, UserError
 from rayfed.evidence.recommend import COSTS, default_costs, parse_bound, recommend
 from rayfed.evidence.training import add_virtual_time
+from rayfed.runs import runner
 from rayfed.scenario import Scenario, Training
+from rayfed.simulation.client import devices as drawn_devices
+from rayfed.simulation.client import plan
+from rayfed.simulation.client.devices import devices
+from rayfed.simulation.executors.base import Call, Crashed, Done, Overdue
+from rayfed.simulation.executors.local import LocalExecution, LocalExecutor, local
+from rayfed.simulation.inputs import prepare
+from rayfed.simulation.progress import Progress
+from rayfed.simulation.virtual_time.clock import LATE, LOST, SMALL, SURPLUS, Clock, RoundClock
+from rayfed.simulation.virtual_time.work import Work, _Counter, counted, processed
 from rayfed.store import checkpoint
 from rayfed.store.folder import RunFolder
 from tests.progress_fixtures import Interrupted
@@ -55,7 +55,7 @@ def parsed(*changes: str, text: str = TEXT) -> Scenario:
 
 
 def played(folder: Path, *changes: str, text: str = TEXT) -> RunFolder:
-    return runs.launch(parsed(*changes, text=text), str(folder), local, Progress())
+    return runner.launch(parsed(*changes, text=text), str(folder), local, Progress())
 
 
 # Devices
@@ -160,12 +160,12 @@ def test_a_run_with_a_file_of_devices_goes_on_with_the_same_alone(tmp_path: Path
     folders = []
     for name in ("b", "c"):
         with pytest.raises(KeyboardInterrupt):
-            runs.launch(parsed("federation.rounds=3", text=text), str(tmp_path / name), local, Interrupted(0))
+            runner.launch(parsed("federation.rounds=3", text=text), str(tmp_path / name), local, Interrupted(0))
         folders += (tmp_path / name).iterdir()
-    assert figures(runs.resume(str(folders[0]), local, Progress())) == figures(whole)
+    assert figures(runner.resume(str(folders[0]), local, Progress())) == figures(whole)
     pq.write_table(pa.table({"compute": [0.01, 0.02]}), file)
     with pytest.raises(RunError, match=r"its file of devices was edited after round 0.*federation\.system\.file was"):
-        runs.resume(str(folders[1]), local, Progress())
+        runner.resume(str(folders[1]), local, Progress())
     slower = played(tmp_path / "d", "federation.rounds=3", text=text)
     assert figures(slower)[0][0] == pytest.approx(100 * figures(whole)[0][0])
     first, other = (one.read_mapping("environment.json")["hashes"]["data"] for one in (whole, slower))
@@ -369,7 +369,7 @@ def test_memory_has_what_is_frozen_and_the_buffers_once(tmp_path: Path) -> None:
 
 @given(st.integers(1, 50), st.integers(1, 12), st.integers(1, 20))
 def test_samples_are_counted_as_often_as_they_are_in_a_batch(samples: int, size: int, steps: int) -> None:
-    from rayfed.client.local import batches
+    from rayfed.simulation.client.local import batches
 
     training = Training(batch_size=size, steps=steps)
     assert processed(samples, training) == sum(map(len, batches(samples, training, 0)))
@@ -513,7 +513,7 @@ def test_who_is_left_out_is_in_no_sum(changes: tuple[str, ...], status: str, tmp
 
     s = parsed("federation.system=null", *(UNLIKE if UNLIKE[0] in changes else ()))
     inputs = prepare(s)
-    from rayfed.client.sent import Sent
+    from rayfed.simulation.client.server_message import Sent
 
     worker = LocalExecutor(inputs)._client
     arm = inputs.accounts[0].arm
@@ -536,7 +536,7 @@ def test_an_over_selected_round_goes_on_without_a_client_that_never_answers(
                 never = call.method == "cohorts" and call.args[3] == [(bad,)]
                 yield from [Done(call, unfinished, [])] if never else super().run_clients([call])
 
-    folder = runs.launch(s, str(tmp_path), LocalExecution(Failing), Progress())
+    folder = runner.launch(s, str(tmp_path), LocalExecution(Failing), Progress())
     told = {row["client"]: row["status"] for row in rows(folder, "clients")}
     assert len(told) == 8
     assert "times" in told.pop(bad)
@@ -606,9 +606,9 @@ def test_times_are_the_same_with_other_cohorts_and_all_bits_after_a_resume(
     else:
         torch.testing.assert_close(arm_weights(cohorts), arm_weights(whole))
     with pytest.raises(KeyboardInterrupt):
-        runs.launch(parsed(*changes, "federation.rounds=3"), str(tmp_path / "c"), local, Interrupted(0))
+        runner.launch(parsed(*changes, "federation.rounds=3"), str(tmp_path / "c"), local, Interrupted(0))
     [folder] = (tmp_path / "c").iterdir()
-    resumed = runs.resume(str(folder), local, Progress())
+    resumed = runner.resume(str(folder), local, Progress())
     assert figures(resumed) == figures(whole)
     assert_same_bits(arm_weights(resumed), arm_weights(whole))
 

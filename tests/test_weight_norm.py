@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, weight_norm
 
-from rayfed.attacks.analytic import Analytic
-from rayfed.attacks.buffers import Buffers
+from rayfed.attacks.closed_form.analytic import Analytic
+from rayfed.attacks.closed_form.buffers import Buffers
 from rayfed.attacks.closed_form.weight_norm import without_weight_norm
-from rayfed.attacks.given import observe
+from rayfed.attacks.external_update import observe
 from rayfed.samples import Pixels
 from rayfed.update import LocalTraining, Named, Observation
 

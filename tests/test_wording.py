@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from rayfed.core.reasons import Reason
 from rayfed.evidence.verdicts import read_evidence
-from rayfed.reasons import Reason
 from rayfed.store.finding import State
 from tests.wording import SURFACES, path_of, render
 from tests.wording.runs import make_cases

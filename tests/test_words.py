@@ -13,15 +13,15 @@ from PIL import Image
 from scipy.io import savemat
 from torch import Tensor, nn
 
-from rayfed import objective
-from rayfed.client.runtime import ClientRuntime, Sent
+from rayfed.core import objective
 from rayfed.data.base import Dataset
-from rayfed.engine.inputs import prepare
 from rayfed.errors import DataError, UserError
 from rayfed.models.build import build_model, output_shape
 from rayfed.registry import build
 from rayfed.samples import Pixels
 from rayfed.scenario import parse
+from rayfed.simulation.client.runtime import ClientRuntime, Sent
+from rayfed.simulation.inputs import prepare
 
 RENDERED = {"format": "rendered", "samples": 6, "length": 3, "letters": "0123"}
 

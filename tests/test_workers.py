@@ -18,9 +18,9 @@ from actors.actor_pool import ActorPool
 from actors.calls import Running, Started
 from actors.process import Arrival
 from actors.workers import ActorsLost, Workers
-from rayfed.engine.executor import Call, Crashed
-from rayfed.engine.machine import Machine
 from rayfed.errors import ResourceError
+from rayfed.simulation.executors.base import Call, Crashed
+from rayfed.simulation.machine import Machine
 
 NODE_DIED = "The actor died because its node has died. Node Id: 17"
 

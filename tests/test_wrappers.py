@@ -15,9 +15,9 @@ from torch.nn import functional as F
 from torch.nn.utils import weight_norm
 
 import rayfed
-from rayfed import losses
-from rayfed.attacks.analytic import Analytic
-from rayfed.attacks.given import observe
+from rayfed.attacks.closed_form.analytic import Analytic
+from rayfed.attacks.external_update import observe
+from rayfed.core import losses
 from rayfed.errors import UserError
 from rayfed.models.build import build_model
 from rayfed.models.notes import notes_of

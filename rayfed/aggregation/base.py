@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 import torch
 
-from rayfed.questions import Memory, RoundSession
+from rayfed.core.questions import Memory, RoundSession
 from rayfed.update import Mixtures, Named, Update
 
 Sent = TypeVar("Sent")

@@ -29,11 +29,11 @@ from rayfed.aggregation.fedboosting import (
 )
 from rayfed.aggregation.over_channel import OverChannel
 from rayfed.aggregation.weighted_sum import scaled
+from rayfed.core.questions import Memory, Question
 from rayfed.crypto.packing import apportion
 from rayfed.errors import ProtectionError, UserError
 from rayfed.protections.base import Protection
 from rayfed.protections.encrypted import EncryptedChannel, Open
-from rayfed.questions import Memory, Question
 from rayfed.update import Encrypted, Mixtures, Update
 
 

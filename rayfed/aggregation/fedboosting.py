@@ -20,8 +20,8 @@ from torch import Tensor
 
 from rayfed.aggregation.base import InteractiveAggregation, Member
 from rayfed.aggregation.weighted_sum import scaled
+from rayfed.core.questions import Memory, Question, RoundSession, Tables
 from rayfed.errors import UserError
-from rayfed.questions import Memory, Question, RoundSession, Tables
 from rayfed.registry import component
 from rayfed.update import Mixtures, Named, Update
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rayfed import gradients
 from rayfed.aggregation.base import Aggregation
-from rayfed.memory import on_host
+from rayfed.core.memory import on_host
 from rayfed.update import Named, Update
 
 

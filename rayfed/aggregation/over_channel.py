@@ -10,10 +10,10 @@ import torch
 
 from rayfed.aggregation.base import AnyAggregation, InteractiveAggregation, Member, Partial, Sent, Total
 from rayfed.aggregation.weighted_sum import WeightedSum, WeightedSumRule
+from rayfed.core.questions import Memory, RoundSession
 from rayfed.errors import UserError
 from rayfed.protections.base import Protection
 from rayfed.protections.channel import ClientRound, SecureChannel
-from rayfed.questions import Memory, RoundSession
 from rayfed.update import Named, Sealed, Update
 
 

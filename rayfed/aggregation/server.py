@@ -7,7 +7,7 @@ from typing import Any
 
 from rayfed.aggregation.base import Aggregation
 from rayfed.aggregation.server_optimiser import ServerOptimiser
-from rayfed.questions import Memory
+from rayfed.core.questions import Memory
 from rayfed.update import Named
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from rayfed.reasons import Reason
+from rayfed.core.reasons import Reason
 from rayfed.samples import SampleSpec
 from rayfed.update import Named, Observation
 

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from rayfed.arrays import Arrays, by_name, is_counter
+from rayfed.core.arrays import Arrays, by_name, is_counter
+from rayfed.core.number_types import check_model, type_name
 from rayfed.errors import UserError
 from rayfed.gradients import buffers_of, weights_of
 from rayfed.models.wrappers import PREFIXES, bare_name, is_wrapped, unwrapped
-from rayfed.number_types import check_model, type_name
 from rayfed.samples import SampleSpec
 from rayfed.update import LocalTraining, Named, Observation, list_nonfinite
 
@@ -59,7 +59,7 @@ def observe(
     counters of batch norms (`num_batches_tracked`) are not compared.
 
     >>> import torch
-    >>> from rayfed.attacks.given import observe
+    >>> from rayfed.attacks.external_update import observe
     >>> from rayfed.samples import Pixels
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
     >>> torch.nn.functional.cross_entropy(model(torch.rand(1, 1, 8, 8)), torch.tensor([3])).backward()

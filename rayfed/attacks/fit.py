@@ -37,9 +37,9 @@ def with_fit(
     the power `_EVEN`.
 
     An attacker that knows the defences' code compares the update with the defended update of the samples
-    (`rayfed.client.observation_model`). With noise, only `nats` are known: minus the log-likelihood of the update. All
-    are None if a comparison is impossible: several local steps, no update, non-finite values, a failing model, or
-    defences whose declarations do not determine the likelihood.
+    (`rayfed.threat_model.observation_model`). With noise, only `nats` are known: minus the log-likelihood of the
+    update. All are None if a comparison is impossible: several local steps, no update, non-finite values, a failing
+    model, or defences whose declarations do not determine the likelihood.
     """
 
     def explaining(one: Reconstruction, seen: Observation) -> Reconstruction:

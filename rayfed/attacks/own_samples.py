@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rayfed import losses
-from rayfed.attacks.head import Head
+from rayfed.attacks.closed_form.head import Head
+from rayfed.core import losses
 from rayfed.update import Observation
 
 _PUBLIC = 1000

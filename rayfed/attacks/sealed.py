@@ -13,10 +13,10 @@ from torch import nn
 
 from rayfed.attacks.adaptive.estimate import estimate_gradient
 from rayfed.attacks.adaptive.invert import invert_data, invert_defences
+from rayfed.attacks.adaptive.reasoned import with_reason
 from rayfed.attacks.base import Attack, Guess, Inference, InferenceAttack, check_form, not_applicable
 from rayfed.attacks.fit import with_fit
 from rayfed.attacks.mixed import unmixed
-from rayfed.attacks.reasoned import with_reason
 from rayfed.update import Encrypted, Observation, Update
 
 _UNBROKEN = ", and factoring cannot break the key in any reasonable time"

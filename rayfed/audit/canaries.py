@@ -30,23 +30,23 @@ import torch
 from torch import Tensor, nn
 
 from rayfed import scenario as scenarios
-from rayfed import seeds
-from rayfed.client import plan
-from rayfed.client.arm import aggregation_of
-from rayfed.client.runtime import ClientRuntime
-from rayfed.client.sent import Sent
+from rayfed.core import seeds
+from rayfed.core.documents import dump_yaml, load_yaml
 from rayfed.data.base import Dataset
 from rayfed.data.partitions.base import Parts
 from rayfed.defences.base import Defence
-from rayfed.documents import dump_yaml, load_yaml
-from rayfed.engine.account import Account
-from rayfed.engine.inputs import Inputs
 from rayfed.errors import UserError
 from rayfed.evidence.empirical_epsilon import EmpiricalEpsilon, bound_epsilon
 from rayfed.gradients import buffers_of, weights_of
 from rayfed.privacy.sampling import generator
 from rayfed.privacy.spending import Spending
 from rayfed.scenario import DefenceSpec, Scenario, resolve
+from rayfed.simulation.account import Account
+from rayfed.simulation.client import plan
+from rayfed.simulation.client.arm import aggregation_of
+from rayfed.simulation.client.runtime import ClientRuntime
+from rayfed.simulation.client.server_message import Sent
+from rayfed.simulation.inputs import Inputs
 from rayfed.update import Named
 
 _ARM = "audited"

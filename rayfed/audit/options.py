@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from rayfed import scenario as scenarios
-from rayfed.analysis.audit import Defences, called
+from rayfed.audit.plan import Defences, called
+from rayfed.core.documents import yaml_flow
 from rayfed.data.section import data_section
-from rayfed.documents import yaml_flow
-from rayfed.engine.finding import dotted, loss_section, search_where
 from rayfed.errors import UserError
+from rayfed.runs.scenario_loading import dotted, loss_section, search_where
 from rayfed.scenario import resolve
 from rayfed.scenario.components import named
 from rayfed.scenario.problems import Problem, component_problems

@@ -12,7 +12,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from rayfed import registry
-from rayfed.documents import dump_yaml
+from rayfed.core.documents import dump_yaml
 from rayfed.evidence.criteria import Criterion
 from rayfed.evidence.methods import METHODS, Method
 from rayfed.metrics.known import leading

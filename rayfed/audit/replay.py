@@ -20,26 +20,26 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rayfed import losses, seeds
-from rayfed.analysis.audit import UNDEFENDED, title
 from rayfed.attacks.base import Reconstruction, failed
-from rayfed.attacks.given import Given, observe
+from rayfed.attacks.external_update import Given, observe
+from rayfed.attacks.progress import Standing, listening
 from rayfed.attacks.sealed import attempt
-from rayfed.attacks.telling import Standing, listening
-from rayfed.client.sent import Sent
+from rayfed.audit.plan import UNDEFENDED, title
+from rayfed.audit.queue import iterations_of
+from rayfed.core import losses, seeds
+from rayfed.core.recording_checks import build_loss, check_round
+from rayfed.core.targets import to_targets
 from rayfed.data.base import Dataset
 from rayfed.defences.base import Defence, Task, UpdateMethod
-from rayfed.engine.audit_queue import iterations_of
 from rayfed.errors import UserError
 from rayfed.evidence.methods import METHODS, Method
 from rayfed.models.build import build_model
 from rayfed.recording import Header, RecordedUpdate, Recording
-from rayfed.recording_checks import build_loss, check_round
 from rayfed.registry import component
 from rayfed.scenario import AttackSpec
 from rayfed.scenario.components import LossSpec, ModelSpec
+from rayfed.simulation.client.server_message import Sent
 from rayfed.store.schemas import WANT_OF_TIME
-from rayfed.targets import to_targets
 from rayfed.update import Observation, Update
 
 RECORDED = "recorded"

@@ -13,30 +13,30 @@ from pathlib import Path
 from time import monotonic
 
 from rayfed import scenario as scenarios
-from rayfed.analysis.audit import UNDEFENDED, Plan, called
 from rayfed.attacks.base import Guess
-from rayfed.client import plan as rounds
-from rayfed.client.sent import Sent
-from rayfed.client.visit import ObservationRequest
-from rayfed.documents import load_yaml
-from rayfed.engine import runs
-from rayfed.engine.attacking import AttackCall, CallResult, Deadline, note_not_run
-from rayfed.engine.audit_queue import BATCHES, Stage, Unit, pass_evaluations, pass_iterations, stages
-from rayfed.engine.executor import Call, Execution, Ref
-from rayfed.engine.federation import Federation
-from rayfed.engine.inputs import Inputs, prepare
-from rayfed.engine.local import local
-from rayfed.engine.progress import AuditProgress, Progress
-from rayfed.engine.recovery import until_played
-from rayfed.engine.tables import RoundTables
+from rayfed.audit.plan import UNDEFENDED, Plan, called
+from rayfed.audit.queue import BATCHES, Stage, Unit, pass_evaluations, pass_iterations, stages
+from rayfed.core.documents import load_yaml
+from rayfed.core.memory import give_back_cache
 from rayfed.errors import ClientError, UserError
 from rayfed.evidence.criteria import Criterion
 from rayfed.evidence.rows import Row, Sample, sample_of
-from rayfed.memory import give_back_cache
 from rayfed.models.describe import described
 from rayfed.report.text.audit import applies_text
 from rayfed.report.text.weights import initial_weights
+from rayfed.runs import runner
 from rayfed.scenario import AttackSpec, Scenario
+from rayfed.simulation.client import plan as rounds
+from rayfed.simulation.client.server_message import Sent
+from rayfed.simulation.client.visit import ObservationRequest
+from rayfed.simulation.executors.base import Call, Execution, Ref
+from rayfed.simulation.executors.local import local
+from rayfed.simulation.inputs import Inputs, prepare
+from rayfed.simulation.progress import AuditProgress, Progress
+from rayfed.simulation.rounds.attacks import AttackCall, CallResult, Deadline, note_not_run
+from rayfed.simulation.rounds.federation import Federation
+from rayfed.simulation.rounds.recovery import until_played
+from rayfed.simulation.tables import RoundTables
 from rayfed.store.folder import RunFolder
 from rayfed.store.schemas import INAPPLICABLE, UNPLAYED, WANT_OF_TIME
 
@@ -120,7 +120,7 @@ def audit(
         with watch() as progress:
             progress.noted, progress.deadline = inputs.remarks, deadline.ends
             attack_round = AuditRound(plan, changes, deadline, budget.evaluations, progress)
-            folder = runs.attack(scenario, source, out, execution, progress, learnt, attack_round)
+            folder = runner.attack(scenario, source, out, execution, progress, learnt, attack_round)
             progress.audited(weights, f"{folder.url}/report.html")
         attack_round.check_failures()
         audited.append(Audited(folder, weights, arms, attack_round.may_apply))
@@ -134,7 +134,7 @@ _Sent = Mapping[str, Ref]
 
 
 class AuditRound:
-    """Attacks of an audit on one set of weights, run stage by stage (`rayfed.engine.runs.AttackRound`).
+    """Attacks of an audit on one set of weights, run stage by stage (`rayfed.runs.runner.AttackRound`).
 
     A later pass makes longer searches. The result of an earlier pass is replaced unless it is better. So the results
     depend on the finished calls of each pass, and not on their time. A call that the deadline cuts off has no result
@@ -186,7 +186,7 @@ class AuditRound:
         self._best: dict[str, float] = {}
         """Maximum of the leading metric by arm."""
 
-    def __call__(self, federation: Federation, round: int, keep: runs.Keep) -> RoundTables:
+    def __call__(self, federation: Federation, round: int, keep: runner.Keep) -> RoundTables:
         """Run the stages until the deadline, and return the best rows of each attack; rows are kept after each stage.
 
         If a value is lost with a machine, the audit continues with the stage that lost it.
@@ -204,7 +204,7 @@ class AuditRound:
         """Return whether an attack applies, or was not run."""
         return self._answered or self._num_missing > 0
 
-    def _run_stages(self, federation: Federation, round: int, keep: runs.Keep) -> RoundTables:
+    def _run_stages(self, federation: Federation, round: int, keep: runner.Keep) -> RoundTables:
         sent = {arm: federation.ask_server("sent", arm, round).sent for arm in federation.arms}
         queue = stages(self._plan, list(federation.arms), self._evaluations)
         while self._stage_index < len(queue) and not self._deadline.passed:

@@ -53,7 +53,7 @@ def main() -> None:
     except SystemExit as error:
         sys.exit(unreturned.exit_code_of(error.code))  # type: ignore[arg-type]
     except NotPortable:  # libraries choose their instructions when they are loaded, so start again
-        from rayfed.engine.machine import PORTABLE
+        from rayfed.simulation.machine import PORTABLE
 
         sys.stdout.flush()
         os.execve(sys.executable, sys.orig_argv, os.environ | PORTABLE)

@@ -30,7 +30,7 @@ from rayfed.cli.options import in_options
 from rayfed.errors import UserError
 
 if TYPE_CHECKING:
-    from rayfed.analysis.audit import Defences
+    from rayfed.audit.plan import Defences
 
 commands = typer.Typer()
 
@@ -193,14 +193,14 @@ def audit(
 
             registry.search(str(Path.cwd()))
             _check_given(model, data, run, bool(target), loss is not None)
-            from rayfed.analysis.audit import DEFENCES, UNDEFENDED, Plan
-            from rayfed.engine.attacking import Deadline
-            from rayfed.engine.audit import Budget
-            from rayfed.engine.audit import audit as run_audit
-            from rayfed.engine.audit_options import Trained, data_of, loss_of, model_of
-            from rayfed.engine.audit_queue import BATCHES
-            from rayfed.engine.executions import execution
+            from rayfed.audit.options import Trained, data_of, loss_of, model_of
+            from rayfed.audit.plan import DEFENCES, UNDEFENDED, Plan
+            from rayfed.audit.queue import BATCHES
+            from rayfed.audit.run import Budget
+            from rayfed.audit.run import audit as run_audit
             from rayfed.report.gate import Gated
+            from rayfed.runs.executors import execution
+            from rayfed.simulation.rounds.attacks import Deadline
 
             trained = Trained.of(run) if run else None
             plan = Plan(
@@ -234,7 +234,7 @@ def audit(
 def _check_given(model: str | None, data: str | None, run: str | None, target: bool, loss: bool) -> None:
     """Raise `UserError` for missing options and files, before the slow import of PyTorch."""
     from rayfed.data.sets import check_given
-    from rayfed.engine.finding import dotted
+    from rayfed.runs.scenario_loading import dotted
     from rayfed.store.folder import RunFolder
 
     if run is not None:
@@ -256,7 +256,7 @@ def _check_given(model: str | None, data: str | None, run: str | None, target: b
 
 def _defences(texts: Sequence[str]) -> Defences:
     """Return the defence pipelines of the --defence options by name. Raises `UserError` for an invalid one."""
-    from rayfed.engine.audit_options import pipelines
+    from rayfed.audit.options import pipelines
 
     found: Defences = {}
     for text in texts:

@@ -8,7 +8,7 @@ import typer
 
 from rayfed.cli.common import CHECKING, Debug, ScenarioFile, Set, errors_for_people, load
 from rayfed.cli.tables import table
-from rayfed.report.terminal import console
+from rayfed.report.terminal.console import console
 
 commands = typer.Typer()
 HEADINGS = "arm", "defence", "unit", "claimed", "measured", "verdict", "delta", "TPR", "FPR", "canaries", "runs", "time"
@@ -39,11 +39,11 @@ def canaries(
         rayfed canaries noniid --canaries 5000
     """
     with errors_for_people(debug):
-        from rayfed.engine.bounds import BoundExceeded
-        from rayfed.engine.canaries import audited
-        from rayfed.engine.inputs import prepare
+        from rayfed.audit.canaries import audited
         from rayfed.privacy.printing import at_least, at_most
         from rayfed.report.text.formats import share
+        from rayfed.runs.bounds import BoundExceeded
+        from rayfed.simulation.inputs import prepare
 
         rows, above = [], []
         inputs = prepare(load(scenario, changes))

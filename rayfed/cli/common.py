@@ -21,11 +21,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from rayfed.cli import unreturned
-from rayfed.documents import load_yaml
+from rayfed.core.documents import load_yaml
+from rayfed.core.user_exits import describe_exit, exits_refused
 from rayfed.errors import Killed, NotPortable, UserError, plain
-from rayfed.report.terminal import console
+from rayfed.report.terminal.console import console
 from rayfed.store import exits
-from rayfed.user_exits import describe_exit, exits_refused
 
 
 class ExecutorName(StrEnum):
@@ -75,7 +75,7 @@ Set = Annotated[list[str] | None, typer.Option("--set", metavar="PATH=VALUE", he
 
 def _scenario_file(source: Path) -> Path:
     """Return the file of a scenario by its path or name; print a note if a file of the user has the same name."""
-    from rayfed.shipped import scenario_path
+    from rayfed.core.shipped import scenario_path
 
     found, own = scenario_path(source), Path(f"{source}.yaml")
     if found != source and own.is_file() and not own.samefile(found):
@@ -213,7 +213,7 @@ def ray_beside(
     if executor is not ExecutorName.RAY:
         return nullcontext()
     from rayfed import scenario
-    from rayfed.engine.executions import starting
+    from rayfed.runs.executors import starting
 
     try:
         wanted = not address and scenario.has_form(scenario.read_text(path), changes or [])
@@ -224,10 +224,10 @@ def ray_beside(
 
 def load(path: Path, changes: list[str] | None) -> Any:
     """Return the scenario of a file; print a note for each input file that was found in another folder."""
-    from rayfed.engine import finding
+    from rayfed.runs import scenario_loading
 
     notes: dict[str, None] = {}
-    loaded = finding.load(path, changes or [], lambda line: notes.update({line: None}))
+    loaded = scenario_loading.load(path, changes or [], lambda line: notes.update({line: None}))
     for line in notes:
         print(f"note: {line}", file=sys.stderr)
     return loaded
@@ -246,7 +246,7 @@ def watched(
     quiet: bool, executor: ExecutorName, kind: exits.RunKind = "training", brief: bool = False
 ) -> Iterator[Any]:
     """Show the progress of one run. The local executor has no progress bar, which would hide a debugger's prompt."""
-    from rayfed.report.terminal_run import RunView
+    from rayfed.report.terminal.run import RunView
 
     view, over = RunView(console(), quiet, brief, bar=executor is ExecutorName.RAY), Event()
     if executor is ExecutorName.RAY:  # otherwise this thread does the work and reports its progress

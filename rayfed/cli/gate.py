@@ -209,9 +209,9 @@ def gate(
         rayfed gate runs/NAME --fail-above 15 --baseline old.json --json new.json
     """
     with errors_for_people(debug):
-        from rayfed.analysis.sweep_folder import TRIALS, is_sweep
         from rayfed.report.gate import Gated
         from rayfed.report.text.weights import attacked_weights
+        from rayfed.results.sweep_folder import TRIALS, is_sweep
         from rayfed.store.folder import RunFolder
 
         asked = Gate(fail_above, allow_unmeasured, json, junit, baseline)

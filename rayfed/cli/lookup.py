@@ -16,9 +16,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from rayfed.cli.common import LOOKING_UP, Debug, errors_for_people
-from rayfed.documents import yaml_flow
+from rayfed.core.documents import yaml_flow
 from rayfed.errors import UserError
-from rayfed.report.terminal import console
+from rayfed.report.terminal.console import console
 
 commands = typer.Typer()
 _LONGEST = 200
@@ -76,7 +76,7 @@ def describe(
 
         registry.search(str(Path.cwd()))
         if registry.FILE_PATH.fullmatch(name):
-            from rayfed.engine.finding import dotted
+            from rayfed.runs.scenario_loading import dotted
 
             name = dotted(name)
         plural = next((k for k in registry.KINDS if kind in (k, k.rstrip("s"))), kind)
@@ -160,7 +160,7 @@ def new(
 
 def _template(origin: str | None, path: Path) -> tuple[str, list[Path]]:
     """Return the text of a new scenario, and the files that it needs in its folder."""
-    from rayfed.shipped import shipped_scenario
+    from rayfed.core.shipped import shipped_scenario
 
     name = yaml_flow(path.stem)  # quoted if YAML would read a number
     if origin is None:

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from rayfed.attacks.base import Reconstruction
-    from rayfed.client.sent import Sent
-    from rayfed.engine.replaying import Replay
+    from rayfed.audit.replay import Replay
     from rayfed.report.gate import Gated
+    from rayfed.simulation.client.server_message import Sent
     from rayfed.update import Named
 
 commands = typer.Typer()
@@ -100,7 +100,7 @@ def replay(
         rayfed replay recording/ --model net.py:Net --round 0 --fail-above 15
     """
     with errors_for_people(debug):
-        from rayfed.engine.replaying import Replay
+        from rayfed.audit.replay import Replay
         from rayfed.recording import Recording
 
         gate, recording = Gate(fail_above, allow_unmeasured, json, junit, baseline), Recording(updates)
@@ -168,9 +168,9 @@ def attack_update(
             --lr 0.1 --shape 3,32,32 --classes 10
     """
     with errors_for_people(debug):
-        from rayfed import seeds
-        from rayfed.attacks.given import observe
-        from rayfed.engine.replaying import attempts, built, normalisation
+        from rayfed.attacks.external_update import observe
+        from rayfed.audit.replay import attempts, built, normalisation
+        from rayfed.core import seeds
         from rayfed.models.state import check_finite
         from rayfed.recording import Header
         from rayfed.update import LocalTraining
@@ -225,18 +225,18 @@ def _scored(
 ) -> Gated:
     """Attack a round with recorded samples in the given time, and return its run."""
     from rayfed import scenario
-    from rayfed.engine import runs
-    from rayfed.engine.executions import execution
-    from rayfed.engine.replaying import RECORDED
+    from rayfed.audit.replay import RECORDED
     from rayfed.evidence.gate import wrong_replay_distance
     from rayfed.report.gate import Gated
     from rayfed.report.text.gate import wrong_replay_text
+    from rayfed.runs import runner
+    from rayfed.runs.executors import execution
 
     executor, address, quiet = where
     loaded = scenario.check(scenario.with_changes(one.document(), gate.changes("pixels")), "the replay")
     words = f"those that clients of {one.recording.folder} were sent in round {one.round}"
     with watched(quiet, executor, "attack", brief=True) as view:
-        folder = runs.attack_sent(loaded, sent, words, out, execution(executor, address), view, seconds)
+        folder = runner.attack_sent(loaded, sent, words, out, execution(executor, address), view, seconds)
         view.audited(f"round {one.round}", f"{folder.url}/report.html")
         gated = Gated(folder, f"round {one.round} of the recording", [RECORDED])
         distance = wrong_replay_distance(gated.inputs, RECORDED)
@@ -253,9 +253,9 @@ def _show(
     say: Callable[[str], None],
 ) -> None:
     """Print one line per attack as results arrive, and write the reconstructions, which are not scored."""
+    from rayfed.report.html.unscored import rows_of, write_unscored
     from rayfed.report.text.formats import NONE
     from rayfed.report.text.samples import NOT_SCORED
-    from rayfed.report.unscored import rows_of, write_unscored
     from rayfed.store.folder import RunFolder
 
     rows = []
@@ -283,14 +283,14 @@ def _warn(remarks: Iterable[str]) -> None:
 
 def _model(name: str) -> dict[str, Any]:
     from rayfed import registry
-    from rayfed.engine.finding import dotted
+    from rayfed.runs.scenario_loading import dotted
 
     registry.search(str(Path.cwd()))
     return {"name": dotted(name)}
 
 
 def _loss(text: str | None, recorded: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    from rayfed.engine.finding import loss_section
+    from rayfed.runs.scenario_loading import loss_section
 
     usual = "cross_entropy" if recorded is None else dict(recorded)
     return loss_section(usual if text is None else yaml_option("--loss", text))

@@ -23,7 +23,7 @@ from rayfed.cli.common import (
 )
 from rayfed.cli.tables import table
 from rayfed.errors import UserError
-from rayfed.report.terminal import console
+from rayfed.report.terminal.console import console
 
 if TYPE_CHECKING:
     from rayfed.reproductions.pages import Record
@@ -82,8 +82,8 @@ def reproduce(
         rayfed reproduce dcs2-table-1 --reduced
     """
     with errors_for_people(debug, resumable=True):
+        from rayfed.core.shipped import shipped
         from rayfed.reproductions.reading import find, names
-        from rayfed.shipped import shipped
 
         folder = folder or str(own if (own := Path("reproductions")).is_dir() else shipped("reproductions"))
         if what == "list":
@@ -124,13 +124,13 @@ def _reproduced(
     from datetime import date
     from time import monotonic
 
-    from rayfed.analysis.loading import Sweep
-    from rayfed.analysis.sweep_folder import SweepFolder
-    from rayfed.documents import dump_yaml, load_yaml
-    from rayfed.engine.finding import search_beside
+    from rayfed.core.documents import dump_yaml, load_yaml
     from rayfed.reproductions import pages, reading
     from rayfed.reproductions.judging import judge
     from rayfed.reproductions.measuring import measured
+    from rayfed.results.loading import Sweep
+    from rayfed.results.sweep_folder import SweepFolder
+    from rayfed.runs.scenario_loading import search_beside
     from rayfed.scenario import check
 
     own, began = reading.load(path), monotonic()

@@ -11,11 +11,11 @@ from rich.text import Text
 from rayfed.cli.common import BOUND_EXCEEDED, INSPECTING, Debug, errors_for_people
 from rayfed.cli.tables import table
 from rayfed.errors import UserError
-from rayfed.report.terminal import console
+from rayfed.report.terminal.console import console
 
 if TYPE_CHECKING:
-    from rayfed.analysis.loading import Results
     from rayfed.evidence.recommend import Recommendation
+    from rayfed.results.loading import Results
 
 commands = typer.Typer()
 LEAKAGE_PANEL = "Bounds on leakage"
@@ -157,9 +157,9 @@ def recommend(
         rayfed recommend runs/SWEEP --max-psnr 15 --worst --where 'label_accuracy<=0.5'
     """
     with errors_for_people(debug):
-        from rayfed.analysis.loading import load
         from rayfed.evidence import recommend as choice
         from rayfed.report.text.recommendation import rerun_commands
+        from rayfed.results.loading import load
         from rayfed.store import exits
 
         limits = {
@@ -222,12 +222,12 @@ def compare(
         rayfed compare runs/A runs/B --against none
     """
     with errors_for_people(debug):
-        from rayfed.analysis.loading import load
         from rayfed.evidence import compare as comparison
         from rayfed.report.text.compare import value_text, warnings_text
         from rayfed.report.text.paired import paired_grid
         from rayfed.report.text.sweeps import sweep_verdicts
         from rayfed.report.text.tables import grid
+        from rayfed.results.loading import load
 
         found = comparison.compare([load(run) for run in runs], against)
         page = console()
@@ -295,10 +295,10 @@ def export(
         rayfed export runs/NAME --format folder --out to_share/
     """
     with errors_for_people(debug):
-        from rayfed.analysis.loading import load
-        from rayfed.report.export import export as exported
+        from rayfed.report.export.share import SAMPLES, has_private_states
+        from rayfed.report.export.tables import export as exported
         from rayfed.report.samples import shown
-        from rayfed.report.share import SAMPLES, has_private_states
+        from rayfed.results.loading import load
 
         results = load(run)
         if format == "folder":
@@ -310,7 +310,7 @@ def export(
             _share(results, out)
             return
         if figures is not None:
-            from rayfed.report.paper import write_figures
+            from rayfed.report.export.figures import write_figures
 
             names = write_figures(results, figures)
             print(f"wrote {len(names)} figure{'s' * (len(names) != 1)} to {figures}: {', '.join(names)}")
@@ -346,10 +346,10 @@ def _headings(columns: str | None) -> dict[str, str | None] | None:
 
 
 def _share(results: Results, out: str | None) -> None:
-    from rayfed.analysis.sweep_folder import SweepFolder, is_sweep
-    from rayfed.report.run import write_report
-    from rayfed.report.share import SAMPLES, sharing
-    from rayfed.report.sweep import write_sweep_report
+    from rayfed.report.export.share import SAMPLES, sharing
+    from rayfed.report.html.run import write_report
+    from rayfed.report.html.sweep import write_sweep_report
+    from rayfed.results.sweep_folder import SweepFolder, is_sweep
 
     if out is None:
         raise UserError("export --format folder needs a new folder for the copy: add --out")

@@ -55,11 +55,11 @@ def launch(
         if loaded.sweep is not None:
             sweeps.run(loaded, out, executor, address, quiet)
             return
-        from rayfed.engine import runs
-        from rayfed.engine.executions import execution
+        from rayfed.runs import runner
+        from rayfed.runs.executors import execution
 
         with watched(quiet, executor) as view:
-            folder = runs.launch(loaded, out, execution(executor, address), view)
+            folder = runner.launch(loaded, out, execution(executor, address), view)
             view.finished(f"{folder.url}/report.html")
 
 
@@ -119,7 +119,7 @@ def attack(
         rayfed attack my.yaml --run runs/NAME --arm none
     """
     with ray_beside(executor, address, scenario, changes), errors_for_people(debug):
-        from rayfed.engine.finding import search_where
+        from rayfed.runs.scenario_loading import search_where
 
         if run:
             search_where(run)
@@ -128,11 +128,11 @@ def attack(
             raise UserError(f"{scenario} has no `attacks`: add one, such as `attacks: [idlg]`")
         if arm and not run:
             raise UserError("--arm selects an arm of a run: also give the run with --run")
-        from rayfed.engine import runs
-        from rayfed.engine.executions import execution
+        from rayfed.runs import runner
+        from rayfed.runs.executors import execution
 
         with watched(quiet, executor, "attack") as view:
-            folder = runs.attack(loaded, run, out, execution(executor, address), view, arm)
+            folder = runner.attack(loaded, run, out, execution(executor, address), view, arm)
             view.finished(f"{folder.url}/report.html")
 
 
@@ -162,8 +162,8 @@ def resume(
         rayfed resume runs/SWEEP --failed
     """
     with errors_for_people(debug, resumable=True):
-        from rayfed.analysis.sweep_folder import is_sweep
-        from rayfed.engine.finding import search_where
+        from rayfed.results.sweep_folder import is_sweep
+        from rayfed.runs.scenario_loading import search_where
         from rayfed.store.folder import RunFolder
 
         if is_sweep(RunFolder.open(run)):
@@ -175,12 +175,12 @@ def resume(
             search_where(run)
             sweeps.resume(run, failed, executor, address, quiet)
             return
-        from rayfed.engine import runs
-        from rayfed.engine.executions import execution
+        from rayfed.runs import runner
+        from rayfed.runs.executors import execution
 
         search_where(run)
         with watched(quiet, executor) as view:
-            folder = runs.resume(run, execution(executor, address), view, extend)
+            folder = runner.resume(run, execution(executor, address), view, extend)
             view.finished(f"{folder.url}/report.html")
 
 
@@ -204,15 +204,15 @@ def report(
         rayfed report runs/NAME --redact
     """
     with errors_for_people(debug):
-        from rayfed.analysis.sweep_folder import SweepFolder, is_sweep
-        from rayfed.report.run import write_report
+        from rayfed.report.html.run import write_report
+        from rayfed.report.html.sweep import write_sweep_report
         from rayfed.report.samples import warning
-        from rayfed.report.sweep import write_sweep_report
+        from rayfed.results.sweep_folder import SweepFolder, is_sweep
         from rayfed.store.folder import RunFolder
 
         if redact:
-            from rayfed.analysis.loading import load as results
-            from rayfed.report.redaction import write_redacted
+            from rayfed.report.export.redaction import write_redacted
+            from rayfed.results.loading import load as results
 
             print(write_redacted(results(run)))
             return
@@ -251,7 +251,7 @@ def statement(
         rayfed statement runs/NAME --about about.yaml
     """
     with errors_for_people(debug):
-        from rayfed.report.statement_page import check_scored, write_statement
+        from rayfed.report.statement.page import check_scored, write_statement
         from rayfed.store.folder import RunFolder
 
         check_scored(run)
@@ -275,11 +275,11 @@ def validate(scenario: ScenarioFile, changes: Set = None, debug: Debug = False) 
         if foreign := dotted_paths(read_text(scenario), changes or []):
             print(f"{scenario} imports your code, now and when it runs: {', '.join(foreign)}", flush=True)
         loaded = load(scenario, changes)
-        from rayfed.engine.foreseen import find_undeclared, unreachable
-        from rayfed.engine.inputs import prepare
-        from rayfed.engine.small_batches import check_batches
         from rayfed.report.text.guarantees import guarantee_lines
+        from rayfed.runs.preflight import find_undeclared, unreachable
         from rayfed.scenario.trials import planned
+        from rayfed.simulation.inputs import prepare
+        from rayfed.simulation.small_batches import check_batches
 
         inputs = prepare(loaded)
         varied = loaded.sweep and loaded.sweep.fields  # of fields that vary nothing is known

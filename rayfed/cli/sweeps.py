@@ -8,13 +8,13 @@ from shlex import quote
 from typing import Any
 
 from rayfed.cli.common import ExecutorName
-from rayfed.report.terminal import console
+from rayfed.report.terminal.console import console
 
 
 def run(scenario: Any, out: str | None, executor: ExecutorName, address: str | None, quiet: bool) -> Any:
     """Run a new sweep, show the progress of the sweep, and return the sweep's folder."""
-    from rayfed.engine import sweeps
-    from rayfed.engine.executions import sweep_execution
+    from rayfed.runs import sweeps
+    from rayfed.runs.executors import sweep_execution
 
     execution = sweep_execution(executor, address)
     return _watched(quiet, executor, lambda view: sweeps.sweep(scenario, out, execution, view))
@@ -22,17 +22,17 @@ def run(scenario: Any, out: str | None, executor: ExecutorName, address: str | N
 
 def resume(path: str, failed: bool, executor: ExecutorName, address: str | None, quiet: bool) -> None:
     """Run the missing trials of a sweep (with `failed`, also failed trials), and show the progress."""
-    from rayfed.engine import sweeps
-    from rayfed.engine.executions import sweep_execution
+    from rayfed.runs import sweeps
+    from rayfed.runs.executors import sweep_execution
 
     execution = sweep_execution(executor, address)
     _watched(quiet, executor, lambda view: sweeps.resume(path, failed, execution, view))
 
 
 def _watched(quiet: bool, executor: ExecutorName, run: Callable[[Any], Any]) -> Any:
-    from rayfed.analysis.sweep_folder import SweepFolder
-    from rayfed.report.sweep import try_sweep_report, write_sweep_report
-    from rayfed.report.terminal_sweep import SweepView
+    from rayfed.report.html.sweep import try_sweep_report, write_sweep_report
+    from rayfed.report.terminal.sweep import SweepView
+    from rayfed.results.sweep_folder import SweepFolder
 
     view = SweepView(console(), quiet, bar=executor is ExecutorName.RAY)  # a bar would hide a debugger's prompt
     try:

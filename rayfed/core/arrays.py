@@ -58,7 +58,7 @@ def by_name(what: str, given: Arrays, model: nn.Module) -> Named:
     model's.
 
     >>> import torch
-    >>> from rayfed.arrays import by_name
+    >>> from rayfed.core.arrays import by_name
     >>> model = torch.nn.Linear(3, 2)
     >>> list(by_name("sent", [tensor.numpy() for tensor in model.state_dict().values()], model))
     ['weight', 'bias']

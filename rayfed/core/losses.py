@@ -22,19 +22,20 @@ from torch import Tensor, nn
 from torch.linalg import vector_norm
 from torch.nn import functional as F
 
-from rayfed import objective, registry
+from rayfed import registry
+from rayfed.core import objective
+from rayfed.core.objective import NO_TARGET
 from rayfed.errors import UserError
-from rayfed.objective import NO_TARGET
 from rayfed.registry import component
 from rayfed.samples import SampleSpec, Tokens
 
 TABLE = {
-    "cross_entropy": "rayfed.losses:CrossEntropy",
-    "binary_cross_entropy": "rayfed.losses:BinaryCrossEntropy",
-    "mean_squared_error": "rayfed.losses:MeanSquaredError",
-    "place_cross_entropy": "rayfed.losses:PlaceCrossEntropy",
-    "causal_lm": "rayfed.losses:CausalLM",
-    "masked_lm": "rayfed.losses:MaskedLM",
+    "cross_entropy": "rayfed.core.losses:CrossEntropy",
+    "binary_cross_entropy": "rayfed.core.losses:BinaryCrossEntropy",
+    "mean_squared_error": "rayfed.core.losses:MeanSquaredError",
+    "place_cross_entropy": "rayfed.core.losses:PlaceCrossEntropy",
+    "causal_lm": "rayfed.core.losses:CausalLM",
+    "masked_lm": "rayfed.core.losses:MaskedLM",
 }
 
 Reduction = Literal["mean", "sum", "none"]

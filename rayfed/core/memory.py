@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from rayfed.core.simulated_gpus import simulated_gpus
 from rayfed.errors import ResourceError
-from rayfed.simulated_gpus import simulated_gpus
 
 Result = TypeVar("Result")
 

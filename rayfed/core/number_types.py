@@ -30,7 +30,7 @@ def check_types(tensors: Mapping[str, Tensor], action: str, half: bool = False) 
     rounding is allowed in attacks, but not in privacy guarantees.
 
     >>> import torch
-    >>> from rayfed.number_types import check_types
+    >>> from rayfed.core.number_types import check_types
     >>> check_types({"weight": torch.zeros(2)}, "noise")
     >>> check_types({"filter": torch.zeros(2, dtype=torch.complex64)}, "noise")
     Traceback (most recent call last):

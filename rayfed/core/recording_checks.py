@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rayfed import losses
-from rayfed.arrays import is_count, to_tensor
+from rayfed.core import losses
+from rayfed.core.arrays import is_count, to_tensor
 from rayfed.errors import UserError
 from rayfed.update import LocalTraining
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from rayfed.arrays import to_tensor
+from rayfed.core.arrays import to_tensor
+from rayfed.core.losses import BinaryCrossEntropy, Loss
 from rayfed.errors import UserError
-from rayfed.losses import BinaryCrossEntropy, Loss
 
 
 def to_targets(labels: Any, loss: Loss, count: int, outputs: int) -> Tensor:
@@ -18,8 +18,8 @@ def to_targets(labels: Any, loss: Loss, count: int, outputs: int) -> Tensor:
     `labels` may be tensors, arrays or lists. Class indices of shape (N, 1), whole floats and one-hot rows (N, outputs)
     become (N,) int64. One number per sample, (N,), becomes (N, 1) float32. Raises `UserError` for other labels.
 
-    >>> from rayfed.losses import CrossEntropy
-    >>> from rayfed.targets import to_targets
+    >>> from rayfed.core.losses import CrossEntropy
+    >>> from rayfed.core.targets import to_targets
     >>> to_targets([[2], [0]], CrossEntropy(), count=2, outputs=3)
     tensor([2, 0])
     """

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils._python_dispatch import _disable_current_modes
 
-from rayfed import seeds
+from rayfed.core import seeds
 from rayfed.errors import UserError
 
 _LONGEST = 140
@@ -64,7 +64,7 @@ def in_turn(one: Callable[..., Any]) -> Callable[..., Any]:
     Arguments are tensors and dictionaries of tensors; results may also be tuples of these.
 
     >>> import torch
-    >>> from rayfed.vectorised import in_turn
+    >>> from rayfed.core.vectorised import in_turn
     >>> in_turn(lambda row: {"sum": row.sum()})(torch.ones(2, 3))
     {'sum': tensor([3., 3.])}
     """

@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from rayfed.core.seeds import encoded
 from rayfed.errors import ProtectionError
-from rayfed.seeds import encoded
 
 _NONCE = 12
 

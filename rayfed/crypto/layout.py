@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from rayfed.number_types import check_types
+from rayfed.core.number_types import check_types
 from rayfed.update import Named, Shapes, Update
 
 

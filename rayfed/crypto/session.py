@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from rayfed.core.questions import Question, RoundSession, Tables
 from rayfed.crypto.masking import TAG_BYTES, Directory, KeyList, Revealed, neighbours, unmasked
 from rayfed.crypto.shamir import SHARE_BYTES
-from rayfed.questions import Question, RoundSession, Tables
 from rayfed.update import Masked
 
 Letters = Mapping[int, Mapping[int, bytes]]

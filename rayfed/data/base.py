@@ -13,9 +13,9 @@ from typing import Annotated, ClassVar, NamedTuple, Protocol
 import numpy as np
 from pydantic import Field
 
+from rayfed.core.objective import NO_TARGET
 from rayfed.data.images import Encoded, decode, resize
 from rayfed.errors import DataError
-from rayfed.objective import NO_TARGET
 from rayfed.registry import component
 from rayfed.samples import Pixels, SampleSpec, Tokens
 

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from rayfed.core.documents import read_json
 from rayfed.data.base import Dataset, stratified
-from rayfed.documents import read_json
 from rayfed.errors import DataError
 
 _METADATA = b"rayfed"

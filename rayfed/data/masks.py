@@ -10,9 +10,9 @@ import torch
 from PIL import Image, ImageOps
 from torch.nn import functional as F
 
+from rayfed.core.objective import NO_TARGET
 from rayfed.data.images import Encoded, content_of, extent, named
 from rayfed.errors import DataError
-from rayfed.objective import NO_TARGET
 
 UNCOUNTED = 255
 """Value of ignored pixels, as in Pascal VOC."""

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rayfed.core.files import local_path
+from rayfed.core.objective import NO_TARGET
 from rayfed.errors import DataError, require_extra
-from rayfed.files import local_path
-from rayfed.objective import NO_TARGET
 from rayfed.samples import MOST_TOKENS, Tokens
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from torch.func import functional_call, grad, vmap
 from torch.linalg import vector_norm
 from torch.nn import functional as F
 
-from rayfed import losses
+from rayfed.core import losses
+from rayfed.core.vectorised import in_turn, refusal
 from rayfed.defences.base import Batch, Defence, GradientMethod, Task
 from rayfed.defences.sample_gradients import check_sample_gradients, needing_from_model
 from rayfed.errors import UserError
@@ -27,7 +28,6 @@ from rayfed.models.build import uses_batch_statistics
 from rayfed.registry import component
 from rayfed.samples import Modality
 from rayfed.update import Named
-from rayfed.vectorised import in_turn, refusal
 
 _NUMBERS_AT_ONCE = 16_000_000
 """Maximum number of values in the per-sample gradients of one vectorised call; a larger limit only uses more memory."""

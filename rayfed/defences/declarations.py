@@ -1,6 +1,6 @@
 """Functions for the declarations of defences: `transform` and `log_likelihood` of `Defence`.
 
-An attacker with `knowledge: [code]` searches through these declarations (`rayfed.client.observation_model`).
+An attacker with `knowledge: [code]` searches through these declarations (`rayfed.threat_model.observation_model`).
 """
 
 from __future__ import annotations

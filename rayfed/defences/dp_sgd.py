@@ -12,6 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from rayfed.core.vectorised import over_samples
 from rayfed.defences.base import Batch, GradientMethod, Task
 from rayfed.defences.declarations import normal_log_likelihood
 from rayfed.defences.noise import clip_factors, sample_norms, scaled_sum
@@ -26,7 +27,6 @@ from rayfed.privacy.sampling import gaussian, noised
 from rayfed.privacy.spending import Setting, Spending, Work
 from rayfed.registry import component
 from rayfed.update import Named
-from rayfed.vectorised import over_samples
 
 _NUMBERS_AT_ONCE = 16_000_000
 """Maximum number of values in the per-sample gradients of one vectorised call; a larger limit only uses more memory."""

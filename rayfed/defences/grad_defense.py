@@ -29,17 +29,17 @@ from torch.func import grad, jvp, vmap
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from rayfed import seeds
+from rayfed.core import seeds
+from rayfed.core.number_types import check_types
+from rayfed.core.vectorised import in_turn, refusal
 from rayfed.defences.base import Batch, Defence, GradientMethod, Task
 from rayfed.defences.declarations import straight_through
 from rayfed.defences.sample_gradients import needing_from_model
 from rayfed.gradients import batch_loss, flatten, loss_of, unflatten, within
 from rayfed.models.copying import copy_model
-from rayfed.number_types import check_types
 from rayfed.registry import component
 from rayfed.samples import Modality
 from rayfed.update import Named
-from rayfed.vectorised import in_turn, refusal
 
 _ROOT = 5
 """Number of samples per class in the root set."""

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from rayfed.core.subsets import subsets
 from rayfed.defences.base import Batch, DataMethod, Defence, Task
 from rayfed.defences.mixing import blend, distinct_partners, mixtures, numpy_draws, pool
 from rayfed.errors import UserError
 from rayfed.registry import component
 from rayfed.samples import Modality
-from rayfed.subsets import subsets
 
 _PRIVATE = 2
 """Number of the client's own images in a mixture with public ones."""

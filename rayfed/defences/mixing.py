@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rayfed import seeds
+from rayfed.core import seeds
+from rayfed.core.subsets import subsets
 from rayfed.defences.base import Batch, DataMethod, Task
-from rayfed.subsets import subsets
 
 
 def pool(next: DataMethod, task: Task) -> tuple[int, Tensor, Tensor]:

@@ -9,9 +9,9 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from rayfed.core.number_types import check_types
 from rayfed.defences.base import Defence, Task, UpdateMethod
 from rayfed.defences.declarations import laplace_log_likelihood, normal_log_likelihood
-from rayfed.number_types import check_types
 from rayfed.privacy.accountant import Release
 from rayfed.privacy.printing import at_least
 from rayfed.privacy.sampling import Draw, gaussian, laplace, noised

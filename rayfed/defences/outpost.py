@@ -14,10 +14,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from rayfed.core.number_types import check_types
 from rayfed.defences.base import Batch, Defence, GradientMethod, Task
 from rayfed.defences.declarations import normal_log_likelihood, straight_through
 from rayfed.gradients import flatten, unflatten
-from rayfed.number_types import check_types
 from rayfed.registry import component
 from rayfed.update import Named, Update
 

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.func import jvp, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from rayfed.core.vectorised import refusal
 from rayfed.defences.base import Batch, Defence, GradientMethod, Task
 from rayfed.defences.declarations import straight_through
 from rayfed.defences.sample_gradients import needing_from_model
@@ -35,7 +36,6 @@ from rayfed.models.front import Front
 from rayfed.registry import component
 from rayfed.samples import Modality
 from rayfed.update import Named, Update
-from rayfed.vectorised import refusal
 
 Features = Callable[[Tensor], Tensor]
 """Function from images (N, C, H, W) to features (N, F), each sample independently."""

@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from rayfed import seeds
+from rayfed.core import seeds
 from rayfed.defences.base import Batch, DataMethod, Defence, Task
 from rayfed.models.vae import Autoencoder
 from rayfed.privacy.sampling import laplace

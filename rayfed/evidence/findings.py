@@ -11,6 +11,7 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any
 
+from rayfed.core.reasons import CHANNELS, OF_DECLARATION, UNDECIDED, Reason
 from rayfed.evidence.criteria import Criterion
 from rayfed.evidence.labels import best_label_inference, collect_label_inferences
 from rayfed.evidence.rows import (
@@ -25,7 +26,6 @@ from rayfed.evidence.rows import (
     sample_of,
 )
 from rayfed.metrics.known import leading
-from rayfed.reasons import CHANNELS, OF_DECLARATION, UNDECIDED, Reason
 from rayfed.store.finding import (
     Attacker,
     Closest,

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from rayfed.core.reasons import NEAR, Reason
 from rayfed.evidence.arms import is_undefended
 from rayfed.evidence.verdicts import RunEvidence, Verdict
-from rayfed.reasons import NEAR, Reason
 from rayfed.store.finding import State
 from rayfed.store.schemas import UNPLAYED
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from rayfed.documents import yaml_flow
+from rayfed.core.documents import yaml_flow
+from rayfed.core.reasons import CHANNELS, Reason
 from rayfed.evidence.arms import arm_and_opponent, arm_names, arm_spec, component_text, is_undefended
 from rayfed.evidence.attack_results import InferenceResult, Leakage, summarise_inferences, summarise_leakage
 from rayfed.evidence.attack_status import count_failed
@@ -23,7 +24,6 @@ from rayfed.evidence.training import ArmSummary, rounds_after_warm_up, summarise
 from rayfed.evidence.verdicts import RunEvidence, criterion_of, read_evidence
 from rayfed.metrics.measures import JUDGED, MEASURES, extreme_of
 from rayfed.metrics.roc import share
-from rayfed.reasons import CHANNELS, Reason
 from rayfed.store import exits
 from rayfed.store.finding import State
 from rayfed.store.folder import RunFolder
@@ -116,7 +116,7 @@ def with_verdicts(rows: Sequence[Row], scenario: Mapping[str, Any], alike: Alike
 
     An attack works if it leaks on an undefended arm with the same model and the same `alike`, with equal batch size and
     number of images. An arm with defences is inconclusive unless, at each batch size, a working attack has the
-    defences' code and explains as many samples as any attack (`rayfed.reasons.NOT_ADAPTIVE`).
+    defences' code and explains as many samples as any attack (`rayfed.core.reasons.NOT_ADAPTIVE`).
     """
     models = {arm: repr(arm_spec(scenario, arm).get("model")) for arm in {row["arm"] for row in rows}}
     keys = [(models[row["arm"]], alike(row)) for row in rows]

@@ -8,7 +8,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rayfed import reasons
+from rayfed.core import reasons
+from rayfed.core.reasons import Reason
 from rayfed.evidence.arms import arm_spec, attack_knowledge, is_recorded, is_undefended
 from rayfed.evidence.attack_status import has_failed
 from rayfed.evidence.bounds import Bound, BoundedShare
@@ -18,7 +19,6 @@ from rayfed.evidence.membership import RATES, Roc, compute_roc
 from rayfed.evidence.rows import Knowledge, Row, Sample, code_given, group_rows, sample_of
 from rayfed.metrics.roc import Estimate, share
 from rayfed.metrics.top import TOP_1
-from rayfed.reasons import Reason
 from rayfed.store.finding import Doubt
 from rayfed.store.schemas import INAPPLICABLE
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from rayfed.core.reasons import Reason
 from rayfed.errors import RunError
 from rayfed.evidence.arms import arm_names, arm_spec, has_user_defence, is_recorded, is_undefended
 from rayfed.evidence.attack_results import InferenceResult, summarise_inferences
@@ -15,7 +16,6 @@ from rayfed.evidence.findings import cells_without_adaptive_attack, findings, wo
 from rayfed.evidence.methods import closed_forms, short_searches
 from rayfed.evidence.rows import Row, group_rows, sample_of
 from rayfed.metrics.known import leading, modality_by
-from rayfed.reasons import Reason
 from rayfed.store import exits
 from rayfed.store.finding import Doubt, Finding, State
 from rayfed.store.folder import RunFolder

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from rayfed.arrays import Arrays
+from rayfed.core.arrays import Arrays
 from rayfed.errors import UserError
 from rayfed.integrations.watch import Watch
 from rayfed.recording import Recorder
@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # used only for annotations
     from flwr.serverapp import Grid
     from flwr.serverapp.strategy import Strategy
 
-    from rayfed.client.defending import Defended
+    from rayfed.simulation.client.defending import Defended
 
     ClientSide = Callable[[Message, Context], Message]
 Kept = TypeVar("Kept", bound="Strategy")
@@ -112,7 +112,7 @@ def defend(
     last in the list, so that other mods see the defended update. With an epsilon, rounds after `rounds` raise an error.
     Raises `UserError` for defences on gradients (use `rayfed.defend` in the training loop) and for stateful defences.
     """
-    from rayfed.client.defending import Defended, Loop
+    from rayfed.simulation.client.defending import Defended, Loop
 
     guard = Defended(defences, model, Loop(rounds), seed)
     if guard.keeps_state:

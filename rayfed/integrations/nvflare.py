@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayfed.arrays import is_counter
+from rayfed.core.arrays import is_counter
 from rayfed.errors import UserError, require_extra
 from rayfed.recording import Recorder
 from rayfed.update import LocalTraining

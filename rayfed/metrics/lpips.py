@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from rayfed.core.files import local_path
 from rayfed.errors import UserError
-from rayfed.files import local_path
 from rayfed.update import list_nonfinite
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ def mask_iou(true: Tensor, found: Tensor) -> Tensor:
     """
     import torch
 
-    from rayfed.objective import NO_TARGET
+    from rayfed.core.objective import NO_TARGET
 
     shares = []
     for one, other in zip(true, found, strict=True):

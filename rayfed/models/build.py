@@ -14,14 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from rayfed import registry, seeds
+from rayfed import registry
+from rayfed.core import seeds
+from rayfed.core.number_types import type_name
 from rayfed.errors import UserError
 from rayfed.models.copying import copy_model, shared_parts
 from rayfed.models.notes import note
 from rayfed.models.precision import check_complex_buffers, check_default_type, use_float32
 from rayfed.models.state import check_finite, load_state
 from rayfed.models.wrappers import is_wrapped, unwrap
-from rayfed.number_types import type_name
 from rayfed.samples import Pixels, SampleSpec
 
 Shape = tuple[int, ...]

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
+from rayfed.core.files import local_path
 from rayfed.errors import UserError, require_extra
-from rayfed.files import local_path
 from rayfed.models.notes import note
 from rayfed.models.torchvision_models import repeat_grey
 from rayfed.models.trained import head_names

@@ -8,10 +8,10 @@ from contextlib import contextmanager, suppress
 import torch
 from torch import nn
 
+from rayfed.core.number_types import check_model, type_name
 from rayfed.errors import UserError
 from rayfed.gradients import within
 from rayfed.models.notes import note
-from rayfed.number_types import check_model, type_name
 from rayfed.samples import SampleSpec
 from rayfed.update import Named
 

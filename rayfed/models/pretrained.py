@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from rayfed.core.files import local_path
 from rayfed.errors import UserError
-from rayfed.files import local_path
 from rayfed.models.dcgan import Generator
 from rayfed.models.evaluator import Evaluator
 from rayfed.models.recogniser import Recogniser

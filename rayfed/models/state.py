@@ -13,8 +13,8 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from rayfed.core.files import local_path
 from rayfed.errors import UserError
-from rayfed.files import local_path
 from rayfed.models.notes import note
 from rayfed.models.trained import head_names
 from rayfed.models.weight_files import Keys, Stored, WeightFile, read

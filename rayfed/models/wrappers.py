@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from rayfed import losses
+from rayfed.core import losses
 from rayfed.errors import UserError
 
 PREFIXES = {"module.": "nn.DataParallel", "_orig_mod.": "torch.compile"}

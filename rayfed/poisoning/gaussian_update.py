@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from rayfed.number_types import check_types
+from rayfed.core.number_types import check_types
 from rayfed.poisoning.base import Insight, Poisoning
 from rayfed.registry import component
 from rayfed.update import Update

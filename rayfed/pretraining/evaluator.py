@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.optim import Adam
 
-from rayfed import seeds
+from rayfed.core import seeds
 from rayfed.data.base import in_memory
 from rayfed.data.images import resize
 from rayfed.errors import DataError

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.optim import Adam
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from rayfed import seeds
+from rayfed.core import seeds
 from rayfed.data.base import in_memory
 from rayfed.errors import DataError, UserError
 from rayfed.models.dcgan import Critic, Generator

@@ -22,18 +22,18 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from rayfed import seeds
 from rayfed.attacks.forward_probe import without_tracking
-from rayfed.client.arm import build_arm
-from rayfed.client.local import update_method
+from rayfed.core import seeds
+from rayfed.core.documents import dump_yaml
 from rayfed.data.base import in_memory
 from rayfed.defences.ats import Ats
 from rayfed.defences.base import Batch, Task
 from rayfed.defences.transformations import NAMES
-from rayfed.documents import dump_yaml
 from rayfed.errors import UserError
 from rayfed.gradients import buffers_of, many_gradients, sample_rows, weights_of
 from rayfed.scenario import Scenario, Training, resolve
+from rayfed.simulation.client.arm import build_arm
+from rayfed.simulation.client.local import update_method
 from rayfed.update import Named
 
 _LONGEST = 3

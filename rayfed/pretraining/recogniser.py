@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import OneCycleLR
 
-from rayfed import seeds
+from rayfed.core import seeds
 from rayfed.data.base import Dataset, in_memory
 from rayfed.errors import DataError
 from rayfed.metrics.identity import Identity

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayfed import seeds
+from rayfed.core import seeds
+from rayfed.core.number_types import check_types
 from rayfed.crypto.keys import Stream
-from rayfed.number_types import check_types
 from rayfed.update import Named
 
 _AT_ONCE = 1 << 13

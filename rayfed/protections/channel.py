@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
+from rayfed.core.questions import RoundSession
 from rayfed.crypto.masking import Transcript
-from rayfed.questions import RoundSession
 from rayfed.update import Named, Sealed, Update
 
 Message = TypeVar("Message")

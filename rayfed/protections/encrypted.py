@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Self
 
+from rayfed.core.questions import Question, RoundSession
 from rayfed.crypto.encryptor import Encryptor, Keys
 from rayfed.crypto.keys import derive, lock, unlock
 from rayfed.crypto.layout import single
 from rayfed.crypto.packing import apportion
 from rayfed.errors import ProtectionError
 from rayfed.protections.channel import ClientRound, Opened, SecureChannel
-from rayfed.questions import Question, RoundSession
 from rayfed.update import Encrypted, Update
 
 Ciphertexts = tuple[Encrypted, ...]

@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 from PIL import Image
 
-from rayfed.analysis.sweep_folder import TRIALS, SweepFolder, is_sweep
 from rayfed.data.sets import is_public
 from rayfed.report.text.samples import IN_FOLDER, samples_warning
+from rayfed.results.sweep_folder import TRIALS, SweepFolder, is_sweep
 from rayfed.store.folder import RunFolder
 
 FIELDS = 4

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from rayfed.analysis.loading import Sweep
-from rayfed.documents import load_yaml
+from rayfed.core.documents import load_yaml
 from rayfed.errors import UserError, nearest
 from rayfed.evidence.settings import Estimate, estimate
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.reproductions.reading import Convention, Figure, Group
+from rayfed.results.loading import Sweep
 from rayfed.store.schemas import TABLES
 
 Row = Mapping[str, Any]

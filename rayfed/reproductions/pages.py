@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
-from rayfed.documents import read_json
+from rayfed.core.documents import read_json
 from rayfed.errors import RunError
 from rayfed.report.text.formats import NONE
 from rayfed.reproductions.judging import MEANING, Judgement, Verdict, overall

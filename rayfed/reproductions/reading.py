@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import Field, model_validator
 
-from rayfed.documents import read_yaml
+from rayfed.core.documents import read_yaml
 from rayfed.errors import ScenarioError, UserError, nearest
 from rayfed.scenario import with_changes
 from rayfed.scenario.components import Section

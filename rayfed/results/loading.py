@@ -12,9 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from rayfed.analysis.notebook import html
-from rayfed.analysis.pictures import Picture
-from rayfed.analysis.sweep_folder import SweepFolder, is_sweep
 from rayfed.errors import RunError, nearest
 from rayfed.evidence import outcomes, pareto, settings
 from rayfed.evidence.arms import arm_names
@@ -36,6 +33,9 @@ from rayfed.evidence.verdicts import VERDICTS, RunEvidence, Verdict, read_eviden
 from rayfed.evidence.victims import Victim, estimate_over_victims, victims_by_attack
 from rayfed.report.text.outcomes import with_reason_texts
 from rayfed.report.text.settings import UNFINISHED
+from rayfed.results.notebook import html
+from rayfed.results.pictures import Picture
+from rayfed.results.sweep_folder import SweepFolder, is_sweep
 from rayfed.store import exits
 from rayfed.store.finding import Finding
 from rayfed.store.folder import RunFolder

@@ -10,11 +10,11 @@ from io import BytesIO
 import numpy as np
 from PIL import Image
 
-from rayfed.analysis.pictures import Picture
 from rayfed.evidence.rows import Row
 from rayfed.evidence.settings import Setting
 from rayfed.report.text.figures import value_text
 from rayfed.report.text.tables import Grid, grid
+from rayfed.results.pictures import Picture
 
 MOST = 20
 """Maximum number of settings to show."""

@@ -11,13 +11,13 @@ from typing import Any
 
 from rayfed import registry
 from rayfed import scenario as scenarios
-from rayfed.analysis.loading import Results
-from rayfed.engine import finding
-from rayfed.engine.progress import AuditProgress
-from rayfed.report.terminal import console
-from rayfed.report.terminal_run import RunView
+from rayfed.results.loading import Results
+from rayfed.runs import scenario_loading
+from rayfed.simulation.progress import AuditProgress
+from rayfed.report.terminal.console import console
+from rayfed.report.terminal.run import RunView
 from rayfed.scenario import Scenario
-from rayfed.shipped import scenario_path
+from rayfed.core.shipped import scenario_path
 
 Source = str | PathLike[str] | Mapping[str, Any] | Scenario
 
@@ -28,7 +28,7 @@ def scenario_of(source: Source, changes: Sequence[str]) -> Scenario:
     Raises `ScenarioError` for an invalid scenario.
     """
     if isinstance(source, str | PathLike):
-        return finding.load(scenario_path(Path(source)), changes, lambda line: None)
+        return scenario_loading.load(scenario_path(Path(source)), changes, lambda line: None)
     registry.search(str(Path.cwd()))
     document = source.model_dump(mode="json") if isinstance(source, Scenario) else deepcopy(dict(source))
     document = scenarios.with_changes(document, list(changes))

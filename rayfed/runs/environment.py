@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 
-from rayfed import registry, seeds
-from rayfed.engine.machine import Machine
+from rayfed import registry
+from rayfed.core import seeds
+from rayfed.simulation.machine import Machine
 from rayfed.scenario import Scenario
 from rayfed.store.folder import RunFolder
 from rayfed.version import __version__

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from rayfed.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from rayfed.engine.executor import Execution
-    from rayfed.engine.sweeps import SweepExecution
+    from rayfed.simulation.executors.base import Execution
+    from rayfed.runs.sweeps import SweepExecution
 
 
 _GROUP = "rayfed.executor."
@@ -23,7 +23,7 @@ _GROUP = "rayfed.executor."
 def execution(name: str, address: str | None = None) -> Execution:
     """Return the function that opens executor `name` for runs. Raises `UserError` if `address` cannot be used."""
     if _is_local(name, address):
-        from rayfed.engine.local import local
+        from rayfed.simulation.executors.local import local
 
         return local
     found: Execution = brought(name, "execution")(address)
@@ -33,7 +33,7 @@ def execution(name: str, address: str | None = None) -> Execution:
 def sweep_execution(name: str, address: str | None = None) -> SweepExecution:
     """Return the function that runs sweeps on executor `name`. Raises `UserError` if `address` cannot be used."""
     if _is_local(name, address):
-        from rayfed.engine.local_sweep import local_sweep
+        from rayfed.runs.local_sweep import local_sweep
 
         return local_sweep
     found: SweepExecution = brought(name, "sweep_execution")(address)

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from rayfed.client import devices
-from rayfed.client.arm import Arm
+from rayfed.simulation.client import devices
+from rayfed.simulation.client.arm import Arm
 from rayfed.data.base import Images
-from rayfed.engine.inputs import Inputs
+from rayfed.simulation.inputs import Inputs
 from rayfed.scenario import dotted_paths
 from rayfed.store.checkpoint import Checkpoint
 from rayfed.update import digest_of

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rayfed.analysis.sweep_folder import TRIALS
-from rayfed.engine import runs
-from rayfed.engine.gpus import gpus_here
-from rayfed.engine.local import local
-from rayfed.engine.progress import Progress
-from rayfed.engine.sweeps import SweepRecorder, objectives_of, swept, trials_of
+from rayfed.results.sweep_folder import TRIALS
+from rayfed.runs import runner
+from rayfed.simulation.gpus import gpus_here
+from rayfed.simulation.executors.local import local
+from rayfed.simulation.progress import Progress
+from rayfed.runs.sweeps import SweepRecorder, objectives_of, swept, trials_of
 from rayfed.errors import UserError
 from rayfed.evidence import outcomes
 from rayfed.scenario import Scenario
@@ -19,7 +19,7 @@ from rayfed.store.exits import exit_of
 
 
 class LocalSweep:
-    """Function object that runs sweeps in this process (`rayfed.engine.sweeps.SweepExecution`)."""
+    """Function object that runs sweeps in this process (`rayfed.runs.sweeps.SweepExecution`)."""
 
     def num_gpus(self, scenario: Scenario) -> dict[str, int]:
         """Return the number of GPUs of this process for each kind of actor (clients, attackers)."""
@@ -69,7 +69,7 @@ def _play_setting(recorder: SweepRecorder, setting: Mapping[str, Any]) -> dict[s
     try:
         for one in trials:
             run = recorder.folder.trial(f"{TRIALS}/{one.name}")
-            runs.launch_in(run, scenario_of(recorder.scenario, one), local, Progress())
+            runner.launch_in(run, scenario_of(recorder.scenario, one), local, Progress())
             played.append(outcomes.outcomes(run))
     except Exception as error:
         if exit_of(error) != "failed":

@@ -11,9 +11,9 @@ from datetime import datetime
 from io import StringIO
 from typing import Any, cast
 
-from rayfed.engine.clock import DROPPED
-from rayfed.engine.progress import Progress
-from rayfed.engine.tables import RoundTables
+from rayfed.simulation.virtual_time.clock import DROPPED
+from rayfed.simulation.progress import Progress
+from rayfed.simulation.tables import RoundTables
 from rayfed.errors import LeaseError, UserError, noting_errors, plain
 from rayfed.evidence.verdicts import VERDICTS, write_verdicts
 from rayfed.store import checkpoint, exits
@@ -126,7 +126,7 @@ class RunRecorder:
     def _report(self) -> None:
         """Write the report; if it fails, print a note with the reason, because the results are kept without it."""
         with noting_errors(self._note_missing_report):
-            from rayfed.report.run import write_report  # imported here, because plotting libraries take a second
+            from rayfed.report.html.run import write_report  # imported here, because plotting libraries take a second
 
             write_report(self._folder)
 

@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from rayfed import seeds
-from rayfed.client import devices, plan
-from rayfed.engine.executor import Execution
-from rayfed.engine.gpus import KINDS
+from rayfed.core import seeds
+from rayfed.simulation.client import devices, plan
+from rayfed.simulation.executors.base import Execution
+from rayfed.simulation.gpus import KINDS
 from rayfed.errors import ResourceError, RunError
 from rayfed.evidence.compare import compare_documents
 from rayfed.report.text.compare import value_text

@@ -8,7 +8,7 @@ from typing import Any
 
 from rayfed import registry
 from rayfed.errors import UserError
-from rayfed.files import find_in
+from rayfed.core.files import find_in
 from rayfed.scenario import Scenario, dotted_paths
 from rayfed.scenario import load as load_scenario
 from rayfed.scenario.components import named

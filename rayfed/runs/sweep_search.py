@@ -11,7 +11,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from rayfed import seeds
+from rayfed.core import seeds
 from rayfed.evidence.outcomes import table_value
 from rayfed.metrics.measures import MEASURES
 from rayfed.scenario import Scenario, Sweep

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rayfed import scenario as scenarios
-from rayfed.analysis.sweep_folder import TRIALS, SweepFolder
-from rayfed.engine.continuing import check_begun, check_streams, same_gpus, what_counts
-from rayfed.engine.environment import note_environment
-from rayfed.engine.foreseen import unreachable
-from rayfed.engine.gpus import with_devices
-from rayfed.engine.machine import check_arithmetic
-from rayfed.engine.progress import SweepProgress
+from rayfed.results.sweep_folder import TRIALS, SweepFolder
+from rayfed.runs.resume import check_begun, check_streams, same_gpus, what_counts
+from rayfed.runs.environment import note_environment
+from rayfed.runs.preflight import unreachable
+from rayfed.simulation.gpus import with_devices
+from rayfed.simulation.machine import check_arithmetic
+from rayfed.simulation.progress import SweepProgress
 from rayfed.errors import LeaseError, RunError, plain, require_extra
 from rayfed.evidence import outcomes
 from rayfed.evidence.settings import Setting, estimate
@@ -26,7 +26,7 @@ from rayfed.store.folder import RunFolder
 from rayfed.store.lease import holding
 
 if TYPE_CHECKING:
-    from rayfed.engine.search import Search, Tried
+    from rayfed.runs.sweep_search import Search, Tried
 
 BEGUN = "begun.json"
 """File with the fields of the scenario, at the start of the sweep, that determine results."""
@@ -167,7 +167,7 @@ class SweepRecorder:
 
     def search(self) -> Search:
         """Return an Optuna search that continues from all settings that have been started."""
-        from rayfed.engine.search import search
+        from rayfed.runs.sweep_search import search
 
         names = [*self.folder.trial_names(), *(row["trial"] for row in self.rows)]
         begun = max((int(name.partition("-")[0]) + 1 for name in names), default=0)
@@ -256,7 +256,7 @@ def _arms_by_name(scenario: Scenario) -> dict[str, str]:
 
 def _tried(scenario: Scenario, rows: Sequence[dict[str, Any]]) -> dict[int, Tried]:
     """Return the results for Optuna: index of a setting -> values and objectives, if all repeats finished."""
-    from rayfed.engine.search import Tried
+    from rayfed.runs.sweep_search import Tried
 
     objectives, arms = swept(scenario).objectives, _arms_by_name(scenario)
     settings: dict[int, dict[str, list[dict[str, Any]]]] = {}

@@ -13,8 +13,8 @@ from rayfed import registry
 from rayfed.errors import UserError
 
 if TYPE_CHECKING:
+    from rayfed.core.losses import Loss
     from rayfed.data.base import Dataset
-    from rayfed.losses import Loss
 
 
 def _found(kind: str, name: str) -> str:
@@ -217,7 +217,7 @@ class LossSpec(ComponentSpec):
 
     def build(self) -> Loss:
         """Build the loss from its name and parameters."""
-        from rayfed.losses import build  # imports PyTorch, which reading a scenario does not need
+        from rayfed.core.losses import build  # imports PyTorch, which reading a scenario does not need
 
         return build(self.name, self.parameters)
 
@@ -277,12 +277,13 @@ class AttackSpec(ComponentSpec):
 
     @property
     def view(self) -> Any:
-        """Return the view: the data of a client that the attack observes (`rayfed.client.views.View`)."""
+        """Return the view: the data of a client that the attack observes (`rayfed.threat_model.views.View`)."""
         return registry.find("views", self.observes)()
 
     @property
     def grants(self) -> dict[str, Any]:
-        """Return the attack's grants (extra knowledge of the attacker) by name (`rayfed.client.grants.base.Grant`)."""
+        """Return the attack's grants (extra knowledge of the attacker) by name
+        (`rayfed.threat_model.grants.base.Grant`)."""
         return {name: registry.find("grants", name)() for name in self.knowledge}
 
 

@@ -14,8 +14,8 @@ from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from rayfed import registry
+from rayfed.core.files import exists, find_in, in_package, local_path
 from rayfed.errors import UserError
-from rayfed.files import exists, find_in, in_package, local_path
 from rayfed.scenario.components import ModelSpec, write_out_models
 from rayfed.scenario.paths import get, put
 from rayfed.scenario.problems import specs

@@ -10,9 +10,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from rayfed import registry
-from rayfed.documents import Place
+from rayfed.core.documents import Place
+from rayfed.core.files import local_path
 from rayfed.errors import UserError
-from rayfed.files import local_path
 from rayfed.metrics.known import default_names, default_success, metrics_of
 from rayfed.scenario.components import ComponentSpec, ModelSpec, named, sourced
 from rayfed.scenario.problems import Problem

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rayfed.documents import Place
+from rayfed.core.documents import Place
 from rayfed.scenario.sections import ArmSpec
 
 _Holder = dict[str, Any] | list[Any]

@@ -11,7 +11,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from rayfed import registry
-from rayfed.documents import Place
+from rayfed.core.documents import Place
 from rayfed.errors import UserError, nearest
 from rayfed.scenario.components import (
     AggregationSpec,

@@ -8,7 +8,8 @@ from textwrap import shorten
 from types import MappingProxyType
 from typing import Any
 
-from rayfed.documents import Place, read_yaml
+from rayfed.core.documents import Place, read_yaml
+from rayfed.core.shipped import scenario_names
 from rayfed.errors import ScenarioError, nearest
 from rayfed.registry import DOTTED_PATH, FILE_PATH
 from rayfed.scenario.components import sourced, write_out_models
@@ -18,7 +19,6 @@ from rayfed.scenario.paths import put
 from rayfed.scenario.problems import JOINT, Problem, component_problems, repeated, schema_problems, without
 from rayfed.scenario.sections import Scenario
 from rayfed.scenario.sweep_problems import sweep_problems
-from rayfed.shipped import scenario_names
 
 _CODE = DOTTED_PATH, FILE_PATH
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr
 
-from rayfed.documents import dump_yaml
+from rayfed.core.documents import dump_yaml
 from rayfed.errors import nearest
 from rayfed.metrics.known import METRICS, default_names, default_success
 from rayfed.metrics.renamed import present
@@ -416,7 +416,7 @@ class Scenario(Section):
 
     def secret(self, *purpose: int | str) -> bytes:
         """Return the clients' secret for a purpose, 32 bytes. Servers and attackers receive only single secrets."""
-        from rayfed.seeds import derived  # imports PyTorch, which reading a scenario does not need
+        from rayfed.core.seeds import derived  # imports PyTorch, which reading a scenario does not need
 
         if not self.privacy.secure:
             return derived(self.seed, *purpose)

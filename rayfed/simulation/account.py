@@ -9,9 +9,6 @@ from typing import Any
 import numpy as np
 
 from rayfed import registry
-from rayfed.client import plan
-from rayfed.client.arm import Arm, aggregation_of
-from rayfed.client.local import local_training
 from rayfed.defences.base import Defence
 from rayfed.defences.dp_fedavg import DpFedAvg, counted
 from rayfed.defences.order import broken_by
@@ -25,6 +22,9 @@ from rayfed.protections.base import Protection
 from rayfed.samples import SampleSpec
 from rayfed.scenario import AttackSpec, DefenceSpec, Scenario
 from rayfed.scenario.system import System
+from rayfed.simulation.client import plan
+from rayfed.simulation.client.arm import Arm, aggregation_of
+from rayfed.simulation.client.local import local_training
 
 _COVERED_VIEWS = ("update", "gradient")
 """Views that show one client's updates or gradients after its defences."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import torch
 
+from rayfed.core.simulated_gpus import simulated_gpus
 from rayfed.scenario import Scenario
-from rayfed.simulated_gpus import simulated_gpus
 
 KINDS = ("clients", "attackers")
 """Kinds of actors that may compute on a GPU."""

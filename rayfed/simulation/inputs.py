@@ -11,35 +11,35 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayfed import losses, seeds
 from rayfed.aggregation.over_channel import OverChannel, SumOverChannel
 from rayfed.attacks.base import Checked
-from rayfed.client import plan
-from rayfed.client.arm import Arm, aggregation_of, build_arm, protected_aggregation
-from rayfed.client.cohort import works_together
-from rayfed.client.devices import check_devices
-from rayfed.client.failures import check_asynchronous, check_droppable
-from rayfed.client.local import trained_samples
-from rayfed.client.malicious import Malicious
+from rayfed.core import losses, seeds
+from rayfed.core.losses import DEFAULT, BinaryCrossEntropy, Loss, MaskedLM, OwnLoss
+from rayfed.core.objective import needed_places
 from rayfed.crypto.factoring import require_factoring
 from rayfed.data.base import Dataset
 from rayfed.data.partitions.base import Parts, hold_out
 from rayfed.defences.base import NEEDS_PUBLIC, Batch, Defence, Task
-from rayfed.engine.account import Account
-from rayfed.engine.gpus import gpus_here, with_devices
-from rayfed.engine.machine import check_arithmetic
 from rayfed.errors import UserError
 from rayfed.evidence.criteria import Criterion
 from rayfed.gradients import buffers_of, weights_of
-from rayfed.losses import DEFAULT, BinaryCrossEntropy, Loss, MaskedLM, OwnLoss
 from rayfed.metrics.guessing import Others
 from rayfed.metrics.score import Scorer
 from rayfed.models.build import CopiedModels, output_shape
 from rayfed.models.notes import notes_of
-from rayfed.objective import needed_places
 from rayfed.poisoning.base import Poisoning
 from rayfed.samples import Tokens
 from rayfed.scenario import ResolvedArm, Scenario, resolve
+from rayfed.simulation.account import Account
+from rayfed.simulation.client import plan
+from rayfed.simulation.client.arm import Arm, aggregation_of, build_arm, protected_aggregation
+from rayfed.simulation.client.cohort import works_together
+from rayfed.simulation.client.devices import check_devices
+from rayfed.simulation.client.failures import check_asynchronous, check_droppable
+from rayfed.simulation.client.local import trained_samples
+from rayfed.simulation.client.malicious import Malicious
+from rayfed.simulation.gpus import gpus_here, with_devices
+from rayfed.simulation.machine import check_arithmetic
 
 _TASK = {"causal_lm": "causal_lm", "masked_lm": "masked_lm"}
 """Loss -> task of a model `hf`. Default: token classification."""

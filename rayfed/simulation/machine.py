@@ -11,9 +11,9 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from rayfed.engine.gpus import visible_gpus
+from rayfed.core.simulated_gpus import VARIABLE, simulated_gpus
 from rayfed.errors import NotPortable, ResourceError
-from rayfed.simulated_gpus import VARIABLE, simulated_gpus
+from rayfed.simulation.gpus import visible_gpus
 
 PORTABLE = {
     "ATEN_CPU_CAPABILITY": "avx2",

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import inf
 from typing import Any
 
-from rayfed.analysis.sweep_folder import SweepFolder
-from rayfed.attacks.telling import Standing
+from rayfed.attacks.progress import Standing
+from rayfed.results.sweep_folder import SweepFolder
 from rayfed.scenario import Scenario
 from rayfed.scenario.trials import Trial
 from rayfed.store.folder import RunFolder

@@ -10,11 +10,11 @@ from rayfed.aggregation.asynchronous import AsynchronousRule, Model
 from rayfed.aggregation.base import InteractiveAggregation
 from rayfed.aggregation.server import GlobalModel, TreeFold
 from rayfed.aggregation.server_optimiser import ServerOptimiser
-from rayfed.client.arm import Protecting, protected_aggregation
-from rayfed.client.sent import Sent
+from rayfed.core.questions import Memory, RoundSession, Tables
 from rayfed.privacy.sampling import generator
-from rayfed.questions import Memory, RoundSession, Tables
 from rayfed.scenario import ResolvedArm
+from rayfed.simulation.client.arm import Protecting, protected_aggregation
+from rayfed.simulation.client.server_message import Sent
 from rayfed.update import Named
 
 ArmState = dict[str, Any]
@@ -22,7 +22,7 @@ ArmState = dict[str, Any]
 
 `earlier` maps the rounds that later attacks need to the weights and buffers that were sent. In virtual time it also has
 the end of the last round in seconds (`ended`). Under an asynchronous rule it also has the updates in flight (`flying`,
-see `rayfed.engine.flights`).
+see `rayfed.simulation.virtual_time.flights`).
 """
 _MODEL = ("weights", "buffers", "state", "memory")
 

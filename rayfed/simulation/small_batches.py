@@ -13,17 +13,17 @@ import numpy as np
 import torch
 
 from rayfed import gradients, registry
-from rayfed.client import one_value, plan
-from rayfed.client.arm import Arm, aggregation_of
-from rayfed.client.cohort import obstacle
-from rayfed.client.local import smallest_batch, update_method
-from rayfed.client.runtime import ClientRuntime
-from rayfed.client.sent import Sent
 from rayfed.defences.base import Task
-from rayfed.engine.inputs import Inputs
 from rayfed.errors import UserError
 from rayfed.models.build import uses_batch_statistics
 from rayfed.scenario import AttackSpec, Training
+from rayfed.simulation.client import one_value, plan
+from rayfed.simulation.client.arm import Arm, aggregation_of
+from rayfed.simulation.client.cohort import obstacle
+from rayfed.simulation.client.local import smallest_batch, update_method
+from rayfed.simulation.client.runtime import ClientRuntime
+from rayfed.simulation.client.server_message import Sent
+from rayfed.simulation.inputs import Inputs
 
 _SHOWN = 5
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from rayfed.core.questions import Tables
 from rayfed.errors import UserError, nearest
-from rayfed.questions import Tables
 
 Row = dict[str, Any]
 Rows = list[Row]

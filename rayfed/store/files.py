@@ -23,7 +23,7 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import get_protocol
 
-from rayfed.documents import read_json, read_yaml
+from rayfed.core.documents import read_json, read_yaml
 from rayfed.errors import RunError, require_extra
 from rayfed.store.shapes import check_shape
 

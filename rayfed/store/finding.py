@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from rayfed.reasons import Reason
+from rayfed.core.reasons import Reason
 from rayfed.store.typed import column, inlined, key, unstored
 
 
@@ -203,7 +203,7 @@ class Finding:
         "verdict",
     )
     doubt: Doubt | None = inlined(
-        reason="why the results do not decide, such as 'not_converged' (`rayfed.reasons.Reason`)",
+        reason="why the results do not decide, such as 'not_converged' (`rayfed.core.reasons.Reason`)",
         message="message of that attack, if any",
     )
     unfinished: bool = column("whether the run did not finish, so that only leaks are known", default=False)

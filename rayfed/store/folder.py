@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from rayfed.documents import dump_yaml
+from rayfed.core.documents import dump_yaml
 from rayfed.errors import RunError, nearest
 from rayfed.store import history
 from rayfed.store.files import Files, explained, located, tag

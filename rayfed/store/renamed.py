@@ -7,8 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from rayfed.core.reasons import CHANNELS, Reason
 from rayfed.metrics.renamed import NAMES
-from rayfed.reasons import CHANNELS, Reason
 
 OUTCOMES = NAMES | {
     "answer": "result",

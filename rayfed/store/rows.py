@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rayfed.reasons import Reason
+from rayfed.core.reasons import Reason
 from rayfed.store.typed import Int32, column, key
 
 _REASON = (

@@ -108,8 +108,8 @@ OUTCOME_FIELDS = [
     _value(
         "doubt",
         pa.string(),
-        "why the result or verdict is 'inconclusive' or 'not measured': a value of `rayfed.reasons.Reason`; null for "
-        "another reason",
+        "why the result or verdict is 'inconclusive' or 'not measured': a value of `Reason` in `rayfed.core.reasons`; "
+        "null for another reason",
     ),
     _value("reason", pa.string(), "why the result or verdict is 'inconclusive' or 'not measured', as text"),
     _value("max_similarity", pa.float64(), "maximum PSNR (dB) or share of parts of the reconstructions"),

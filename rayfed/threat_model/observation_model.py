@@ -18,10 +18,10 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from rayfed.client.local import data_method, gradient_method, wrap_updates
+from rayfed.core.reasons import Reason
 from rayfed.defences.base import Batch, Defence, Task
 from rayfed.gradients import clipped, flatten, unflatten
-from rayfed.reasons import Reason
+from rayfed.simulation.client.local import data_method, gradient_method, wrap_updates
 from rayfed.update import Named, Observation, Update
 
 _DROWNED = 2.0

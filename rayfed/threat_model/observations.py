@@ -1,8 +1,9 @@
 """Observations of clients for attackers, the true samples of each observation, and the scoring of inferences.
 
 This code runs on the clients' side of the simulation; attackers receive only the `Observation`. An observation consists
-of the part of the client's update that the attack's view shows (`rayfed.client.views`), and of its grants
-(`rayfed.client.grants`). Names and shapes are checked, but the values of user-defined views and grants are trusted.
+of the part of the client's update that the attack's view shows (`rayfed.threat_model.views`), and of its grants
+(`rayfed.threat_model.grants`). Names and shapes are checked, but the values of user-defined views and grants are
+trusted.
 """
 
 from __future__ import annotations
@@ -15,17 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayfed import gradients, losses, seeds
+from rayfed import gradients
 from rayfed.attacks.base import Inference, Reconstruction
 from rayfed.attacks.fit import fit_of, judged
 from rayfed.attacks.mixed import unmixed
-from rayfed.client import plan
-from rayfed.client.grants.candidates import KINDS
-from rayfed.client.grants.code import check_on_true_samples, for_true_samples
-from rayfed.client.local import batches, local_training, trained_samples
-from rayfed.client.runtime import ClientRuntime
-from rayfed.client.views import Sight
-from rayfed.client.visit import Candidate, ClientVisit, ObservedClient, Truth
+from rayfed.core import losses, seeds
 from rayfed.data.partitions.base import label_mix
 from rayfed.defences.base import Task
 from rayfed.errors import UserError
@@ -34,6 +29,13 @@ from rayfed.metrics.roc import auc
 from rayfed.models.build import is_stochastic
 from rayfed.models.private import only, without
 from rayfed.scenario import AttackSpec
+from rayfed.simulation.client import plan
+from rayfed.simulation.client.local import batches, local_training, trained_samples
+from rayfed.simulation.client.runtime import ClientRuntime
+from rayfed.simulation.client.visit import Candidate, ClientVisit, ObservedClient, Truth
+from rayfed.threat_model.grants.candidates import KINDS
+from rayfed.threat_model.grants.code import check_on_true_samples, for_true_samples
+from rayfed.threat_model.views import Sight
 from rayfed.update import Named, Observation, Update
 
 

@@ -15,14 +15,14 @@ from rayfed.registry import component
 if TYPE_CHECKING:
     import numpy as np
 
-    from rayfed.client.visit import ObservedClient
     from rayfed.scenario import AttackSpec, Scenario, Training
+    from rayfed.simulation.client.visit import ObservedClient
     from rayfed.update import Mixtures, Sealed, Update
 
 TABLE: dict[str, str] = {
-    "update": "rayfed.client.views:WholeUpdate",
-    "gradient": "rayfed.client.views:OneGradient",
-    "shown": "rayfed.client.views:ShownToClients",
+    "update": "rayfed.threat_model.views:WholeUpdate",
+    "gradient": "rayfed.threat_model.views:OneGradient",
+    "shown": "rayfed.threat_model.views:ShownToClients",
 }
 
 
@@ -132,7 +132,7 @@ class OneGradient(View):
 
     def indices(self, observed: ObservedClient) -> np.ndarray:
         """Return the indices of `batch_size` training samples, sampled from the client's samples."""
-        from rayfed import seeds
+        from rayfed.core import seeds
 
         draw = seeds.numpy_generator(observed.runtime.scenario.seed, "victim", observed.attacked, observed.client)
         return draw.choice(observed.runtime.parts[observed.client], observed.attack.batch_size, replace=False)
@@ -162,7 +162,7 @@ class ShownToClients(View):
 
     def involves(self, scenario: Scenario, round: int, victim: int) -> list[int]:
         """Return all clients of the round, because every client's training is repeated."""
-        from rayfed.client.plan import drawn_clients
+        from rayfed.simulation.client.plan import drawn_clients
 
         return drawn_clients(scenario, round)
 

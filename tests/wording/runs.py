@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from rayfed.core.reasons import Reason
 from rayfed.metrics.known import default_names
-from rayfed.reasons import Reason
 from rayfed.store.folder import RunFolder
 from rayfed.store.images import encode_png
 from rayfed.update import Encrypted, Masked
@@ -28,7 +28,7 @@ IMAGE: dict[str, Any] = {
     "message": "",
     "ssim": 0.5,
 }
-REPLAY = [{"name": "rayfed.engine.replaying:Recorded", "folder": "recording"}]
+REPLAY = [{"name": "rayfed.audit.replay:Recorded", "folder": "recording"}]
 GUARANTEE = {
     "rounds": 5, "defence": "dp_sgd", "delta": 1e-5, "unit": "sample", "adjacency": "one sample added",
     "against": "the server", "mechanism": "noise", "accountant": "pld", "conversion": "exact",

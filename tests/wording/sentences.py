@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from rayfed.core.reasons import Reason
 from rayfed.evidence.baseline import Change, ChangeReason, ChangeReasonKind, MissingUpdates, SignificanceTest
 from rayfed.evidence.bounds import Bound
 from rayfed.evidence.checks import (
@@ -28,7 +29,6 @@ from rayfed.evidence.rows import Row
 from rayfed.evidence.settings import Weakness
 from rayfed.evidence.updates import UpdateKey
 from rayfed.metrics.roc import Estimate
-from rayfed.reasons import Reason
 from rayfed.report.text import next_step as next_steps
 from rayfed.report.text.baseline import change_reason_text, change_text
 from rayfed.report.text.captions import scenario_caption

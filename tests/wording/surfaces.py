@@ -14,22 +14,22 @@ from unittest.mock import patch
 from rich.console import Console
 
 from rayfed import scenario as scenarios
-from rayfed.analysis.loading import load
-from rayfed.attacks.telling import Standing
+from rayfed.attacks.progress import Standing
 from rayfed.cli.bounds import parse_bounds
 from rayfed.evidence.recommend import parse_bound, recommend
 from rayfed.evidence.rows import Row
 from rayfed.evidence.settings import settings
-from rayfed.report import terminal_run
-from rayfed.report.export import export
+from rayfed.report.export.tables import export
 from rayfed.report.gate import Gated, Ruling
-from rayfed.report.run import write_report
-from rayfed.report.statement import Statement
-from rayfed.report.statement_page import as_markdown
-from rayfed.report.sweep import write_sweep_report
-from rayfed.report.terminal_run import RunView
-from rayfed.report.terminal_sweep import SweepView
+from rayfed.report.html.run import write_report
+from rayfed.report.html.sweep import write_sweep_report
+from rayfed.report.statement.content import Statement
+from rayfed.report.statement.page import as_markdown
+from rayfed.report.terminal import run
+from rayfed.report.terminal.run import RunView
+from rayfed.report.terminal.sweep import SweepView
 from rayfed.report.text import recommendation
+from rayfed.results.loading import load
 from rayfed.store.exits import status
 from rayfed.version import __version__
 from tests.report_fixtures import make_sweep
@@ -200,7 +200,7 @@ def _recommended(rows: Sequence[Row], fields: Sequence[str]) -> Iterator[str]:
 def progress() -> str:
     """Return the terminal output during a run, with a clock that the test sets."""
     clock, output = [0.0], StringIO()
-    with patch.object(terminal_run, "monotonic", lambda: clock[0]):
+    with patch.object(run, "monotonic", lambda: clock[0]):
         view = RunView(Console(file=output, width=200), bar=False)
         view.pulse()
         view._begin_bar("starting actors")

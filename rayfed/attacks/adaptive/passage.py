@@ -28,7 +28,7 @@ class Passage:
     """Passage of a gradient through the defences of one victim."""
 
     declared: Any
-    """Observation model of the victim (`rayfed.client.observation_model`)."""
+    """Observation model of the victim (`rayfed.threat_model.observation_model`)."""
     task: Any
     """The victim's task, with blank samples."""
     observation: Observation

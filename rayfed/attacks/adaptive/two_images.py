@@ -19,9 +19,9 @@ from torch.nn import functional as F
 
 from rayfed.attacks.base import Reconstruction, not_applicable
 from rayfed.attacks.forward_probe import run
-from rayfed.attacks.inverting_gradients import InvertingGradients
-from rayfed.attacks.labels import last_linear
+from rayfed.attacks.inference.labels import last_linear
 from rayfed.attacks.matching.distances import one_minus_cosine
+from rayfed.attacks.matching.inverting_gradients import InvertingGradients
 from rayfed.attacks.matching.options import model_dtype
 from rayfed.attacks.matching.problem import Matching, most_likely
 from rayfed.registry import component

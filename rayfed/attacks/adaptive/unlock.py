@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from rayfed.attacks.base import Reconstruction, not_applicable
-from rayfed.attacks.dlg import Dlg
+from rayfed.attacks.matching.dlg import Dlg
 from rayfed.attacks.matching.problem import Matching
 from rayfed.errors import UserError, nearest
 from rayfed.models.private import only, private_names, without

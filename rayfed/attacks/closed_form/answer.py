@@ -13,10 +13,10 @@ from rayfed.attacks.base import NotApplicable, Reconstruction, not_applicable
 from rayfed.attacks.closed_form.probe import Probe, probe
 from rayfed.attacks.closed_form.weight_norm import without_weight_norm
 from rayfed.attacks.groups import in_groups
-from rayfed.attacks.labels import filled, with_labels
+from rayfed.attacks.inference.labels import filled, with_labels
 from rayfed.attacks.remembered import once
+from rayfed.core.losses import BinaryCrossEntropy, OwnLoss
 from rayfed.gradients import flatten
-from rayfed.losses import BinaryCrossEntropy, OwnLoss
 from rayfed.update import Named, Observation
 
 _NEWTON_STEPS, _WAY = 5, 1e-3

@@ -25,10 +25,10 @@ from rayfed.attacks.closed_form.answer import answer, labelled, nothing_found, s
 from rayfed.attacks.closed_form.equations import is_affine, solve
 from rayfed.attacks.closed_form.probe import Probe
 from rayfed.attacks.closed_form.weight_norm import without_weight_norm
+from rayfed.core.reasons import Reason
 from rayfed.gradients import within
 from rayfed.models.build import draw_nothing
 from rayfed.models.copying import copy_model
-from rayfed.reasons import Reason
 from rayfed.registry import component
 from rayfed.update import Named, Observation
 

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from rayfed import losses
 from rayfed.attacks.forward_probe import buffers_for, without_tracking
+from rayfed.core import losses
 from rayfed.gradients import within
 from rayfed.update import Named, Observation
 

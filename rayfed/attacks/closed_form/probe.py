@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
-from rayfed import gradients, losses
+from rayfed import gradients
 from rayfed.attacks.forward_probe import buffers_for, without_tracking
+from rayfed.core import losses
 from rayfed.update import Named, Observation
 
 _ROUNDING = frozenset(f"{name}{place}" for name in ("round", "floor", "ceil", "trunc", "fix") for place in ("", "_"))

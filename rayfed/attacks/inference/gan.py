@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from rayfed import seeds
 from rayfed.attacks.base import Inference, InferenceMetric
 from rayfed.attacks.forward_probe import buffers_for
 from rayfed.attacks.inference.one_by_one import OneByOne
-from rayfed.attacks.telling import tell
+from rayfed.attacks.progress import tell
+from rayfed.core import seeds
 from rayfed.registry import component
 from rayfed.samples import Modality
 from rayfed.update import Observation

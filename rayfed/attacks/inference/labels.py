@@ -1,10 +1,11 @@
 """Recover labels from a gradient: how often each class occurs in a batch.
 
-With mean cross entropy over N samples, the gradient gives the mean residual of class k (`rayfed.attacks.head`),
-g_k = mean_i(p_ik) - n_k / N. Here p_ik is the predicted probability of class k for sample i, and n_k the count of the
-class. One sample's class follows directly. For a batch, p is unknown, and only the few errors of a trained model
-contribute to the gradient. So the counts are estimated by linear regression (`label_shares`), trained on the attacker's
-own samples (`own_samples`). If their gradients say nothing about labels, the counts follow the shares in these samples.
+With mean cross entropy over N samples, the gradient gives the mean residual of class k
+(`rayfed.attacks.closed_form.head`), g_k = mean_i(p_ik) - n_k / N. Here p_ik is the predicted probability of class k for
+sample i, and n_k the count of the class. One sample's class follows directly. For a batch, p is unknown, and only the
+few errors of a trained model contribute to the gradient. So the counts are estimated by linear regression
+(`label_shares`), trained on the attacker's own samples (`own_samples`). If their gradients say nothing about labels,
+the counts follow the shares in these samples.
 
 Labels are sure if the estimated counts are close to integers. Otherwise, an attack that can fit soft labels is run
 twice: with the likeliest labels and with soft labels. The smaller objective decides (`fits_labels`).
@@ -26,14 +27,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rayfed import losses
 from rayfed.attacks.base import Attack, Reconstruction
-from rayfed.attacks.head import Head
-from rayfed.attacks.label_shares import estimated_shares
+from rayfed.attacks.closed_form.head import Head
+from rayfed.attacks.inference.label_shares import estimated_shares
 from rayfed.attacks.own_samples import own_samples
 from rayfed.attacks.remembered import once
+from rayfed.core import losses
+from rayfed.core.objective import NO_TARGET
 from rayfed.gradients import norm
-from rayfed.objective import NO_TARGET
 from rayfed.update import Named, Observation
 
 _SHOWN = 400

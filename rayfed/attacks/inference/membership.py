@@ -28,11 +28,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from rayfed import losses
 from rayfed.attacks.base import Inference, InferenceMetric
 from rayfed.attacks.forward_probe import without_tracking
 from rayfed.attacks.inference.one_by_one import OneByOne
 from rayfed.attacks.inference.shadows import shadow_updates
+from rayfed.core import losses
 from rayfed.gradients import flatten, gradient, per_sample_gradients, sample_rows, unflatten
 from rayfed.models.copying import copy_model
 from rayfed.registry import component

@@ -16,7 +16,7 @@ from torch import Tensor
 from rayfed.attacks.base import Reconstruction
 from rayfed.attacks.matching.problem import Matching
 from rayfed.attacks.matching.snapshots import Snapshots
-from rayfed.attacks.telling import tell
+from rayfed.attacks.progress import tell
 
 _BETA1 = 0.9
 BETA2 = 0.999

@@ -21,12 +21,12 @@ from torch import Tensor, nn
 
 from rayfed.attacks.base import Reconstruction
 from rayfed.attacks.groups import in_groups
-from rayfed.attacks.labels import needs_labels
+from rayfed.attacks.inference.labels import needs_labels
 from rayfed.attacks.matching.distances import Distance, one_minus_cosine, squared_l2
 from rayfed.attacks.matching.priors import latent_divergence
 from rayfed.attacks.matching.problem import Matching, matched_layers
 from rayfed.attacks.matching.snapshots import Snapshots
-from rayfed.attacks.telling import tell
+from rayfed.attacks.progress import tell
 from rayfed.errors import require_extra
 from rayfed.models.dcgan import Generator
 from rayfed.models.pretrained import load_generator

@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rayfed.attacks.base import Reconstruction
-from rayfed.attacks.labels import fits_labels
+from rayfed.attacks.inference.labels import fits_labels
 from rayfed.attacks.matching.adam import adam, best_restarts
 from rayfed.attacks.matching.batch_norm import batch_norm_prior
 from rayfed.attacks.matching.distances import squared_l2

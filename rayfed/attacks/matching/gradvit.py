@@ -25,9 +25,9 @@ from torch.linalg import vector_norm
 
 from rayfed.attacks.base import NotApplicable, Reconstruction
 from rayfed.attacks.closed_form.probe import Probe, probe
-from rayfed.attacks.inverting_gradients import decayed
-from rayfed.attacks.labels import fits_labels
+from rayfed.attacks.inference.labels import fits_labels
 from rayfed.attacks.matching.adam import adam, best_restarts
+from rayfed.attacks.matching.inverting_gradients import decayed
 from rayfed.attacks.matching.options import GradientMatching
 from rayfed.attacks.matching.priors import total_variation
 from rayfed.attacks.matching.problem import Matching

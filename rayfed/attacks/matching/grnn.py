@@ -22,16 +22,16 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
-from rayfed import seeds
 from rayfed.attacks.base import Reconstruction
-from rayfed.attacks.generators import LATENT, Generator
 from rayfed.attacks.groups import in_groups
 from rayfed.attacks.matching.adam import Descent, best_restarts
 from rayfed.attacks.matching.distances import one_minus_cosine, squared_l2
+from rayfed.attacks.matching.generators import LATENT, Generator
 from rayfed.attacks.matching.priors import total_variation
 from rayfed.attacks.matching.problem import LocalSteps, Matching, matched_layers
 from rayfed.attacks.matching.snapshots import Snapshots
-from rayfed.attacks.telling import tell
+from rayfed.attacks.progress import tell
+from rayfed.core import seeds
 from rayfed.registry import component
 from rayfed.samples import Modality, SampleSpec
 from rayfed.update import Named, Observation

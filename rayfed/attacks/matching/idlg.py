@@ -5,8 +5,8 @@ Source: Zhao et al. 2020, "iDLG: Improved Deep Leakage from Gradients", algorith
 
 from __future__ import annotations
 
-from rayfed.attacks.dlg import Dlg
-from rayfed.attacks.labels import fits_labels
+from rayfed.attacks.inference.labels import fits_labels
+from rayfed.attacks.matching.dlg import Dlg
 from rayfed.registry import component
 
 

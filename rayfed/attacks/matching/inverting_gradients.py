@@ -22,7 +22,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rayfed.attacks.base import Reconstruction
-from rayfed.attacks.labels import fits_labels
+from rayfed.attacks.inference.labels import fits_labels
 from rayfed.attacks.matching.adam import BETA2, adam, best_restarts
 from rayfed.attacks.matching.distances import one_minus_cosine
 from rayfed.attacks.matching.options import GradientMatching, model_dtype

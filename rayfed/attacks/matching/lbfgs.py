@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rayfed.attacks.telling import tell
+from rayfed.attacks.progress import tell
 
 Objective = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """(points (Q, D), problems (Q,) int64) -> values (Q,), gradients (Q, D); row q is a point of problem `problems[q]`.

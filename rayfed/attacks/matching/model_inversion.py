@@ -18,7 +18,7 @@ from torch.func import vmap
 from rayfed.attacks.base import Reconstruction, not_applicable
 from rayfed.attacks.forward_probe import without_tracking
 from rayfed.attacks.groups import in_groups
-from rayfed.attacks.labels import needs_labels
+from rayfed.attacks.inference.labels import needs_labels
 from rayfed.attacks.matching.lbfgs import Minima, minimise
 from rayfed.attacks.matching.priors import total_variation
 from rayfed.attacks.matching.snapshots import Snapshots

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from rayfed import losses
 from rayfed.attacks.adaptive.estimate import as_sent
 from rayfed.attacks.adaptive.passage import Passage, find_passages
 from rayfed.attacks.forward_probe import buffers_for, without_tracking
@@ -27,9 +26,10 @@ from rayfed.attacks.matching.relative import RelativeVariation, image_nats
 from rayfed.attacks.matching.replay import Replayed
 from rayfed.attacks.matching.second_derivatives import DIFFERENCED, TOGETHER, Way, way_of
 from rayfed.attacks.matching.sent import Sent, sign_nats, wrong_signs
+from rayfed.core import losses
+from rayfed.core.memory import Fitting, most_held
 from rayfed.errors import UserError, nearest
 from rayfed.gradients import clipped, unflatten
-from rayfed.memory import Fitting, most_held
 from rayfed.update import LocalTraining, Named, Observation
 
 Found = TypeVar("Found")

@@ -13,7 +13,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from rayfed.memory import give_back_cache, undivided
+from rayfed.core.memory import give_back_cache, undivided
 
 Objective = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Points (P, D) -> values (P,) and gradients (P, D), without side effects such as counters or random numbers."""

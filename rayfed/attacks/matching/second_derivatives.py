@@ -31,9 +31,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rayfed.attacks.base import NotApplicable
 from rayfed.attacks.remembered import once_for
+from rayfed.core.vectorised import in_turn
 from rayfed.gradients import batch_loss, flatten, gradient, loss_of, within
 from rayfed.update import Named
-from rayfed.vectorised import in_turn
 
 _Result = TypeVar("_Result")
 OneGradient = Callable[[nn.Module, Named, Named, Tensor, Tensor], Named]

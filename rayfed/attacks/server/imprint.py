@@ -25,10 +25,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from rayfed import losses
 from rayfed.attacks.base import Reconstruction, not_applicable
 from rayfed.attacks.groups import in_groups
-from rayfed.attacks.labels import filled, with_labels
+from rayfed.attacks.inference.labels import filled, with_labels
+from rayfed.core import losses
 from rayfed.registry import component
 from rayfed.update import Named, Observation
 

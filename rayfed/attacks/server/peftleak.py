@@ -43,7 +43,7 @@ from torch.func import functional_call
 from rayfed.attacks.base import NotApplicable, Reconstruction, not_applicable
 from rayfed.attacks.forward_probe import without_tracking
 from rayfed.attacks.groups import in_groups
-from rayfed.attacks.labels import filled, with_labels
+from rayfed.attacks.inference.labels import filled, with_labels
 from rayfed.models.private import private_names, without
 from rayfed.models.trained import blocks_of
 from rayfed.registry import component

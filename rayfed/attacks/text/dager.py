@@ -38,7 +38,7 @@ from torch import Tensor, nn
 
 from rayfed.attacks.base import Reconstruction, not_applicable
 from rayfed.attacks.groups import in_groups
-from rayfed.attacks.labels import needs_labels
+from rayfed.attacks.inference.labels import needs_labels
 from rayfed.attacks.text.descent import from_groups, from_random, put_together
 from rayfed.attacks.text.grouping import Grouped, grouped
 from rayfed.attacks.text.last_tokens import is_causal, with_last_tokens

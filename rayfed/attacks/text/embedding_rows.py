@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from rayfed.attacks.base import Reconstruction, not_applicable
 from rayfed.attacks.groups import in_groups
-from rayfed.attacks.labels import needs_labels
+from rayfed.attacks.inference.labels import needs_labels
 from rayfed.attacks.text.arranged import arranged
 from rayfed.attacks.text.last_tokens import is_causal, with_last_tokens
 from rayfed.attacks.text.lookups import Lookup, rows_of_places

@@ -15,13 +15,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from rayfed import losses
 from rayfed.attacks.forward_probe import buffers_for, without_tracking
 from rayfed.attacks.text.products import Entrance, entrances
 from rayfed.attacks.text.tokens import table_of
+from rayfed.core import losses
+from rayfed.core.losses import CausalLM
+from rayfed.core.objective import NO_TARGET
 from rayfed.gradients import gradient
-from rayfed.losses import CausalLM
-from rayfed.objective import NO_TARGET
 from rayfed.update import Named, Observation
 
 _TRIED = 4

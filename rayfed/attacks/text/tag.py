@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from rayfed.attacks.base import Reconstruction, not_applicable
 from rayfed.attacks.groups import in_groups
-from rayfed.attacks.labels import fits_labels
+from rayfed.attacks.inference.labels import fits_labels
 from rayfed.attacks.matching.adam import Descent, adam
 from rayfed.attacks.matching.distances import squared_l2
 from rayfed.attacks.matching.problem import Matching

@@ -7,10 +7,10 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
+from rayfed.core.subsets import subsets
 from rayfed.data.partitions.base import Parts
 from rayfed.errors import UserError
 from rayfed.registry import component
-from rayfed.subsets import subsets
 
 
 @component

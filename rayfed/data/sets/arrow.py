@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rayfed.core.files import local_path
 from rayfed.data.base import Dataset, Source
 from rayfed.data.mapped import mapped
 from rayfed.errors import DataError
-from rayfed.files import local_path
 from rayfed.registry import component
 
 

@@ -11,12 +11,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+from rayfed.core.documents import read_json
+from rayfed.core.files import local_path
 from rayfed.data.base import Source, Split
 from rayfed.data.files import is_sample
 from rayfed.data.sets.parquet import named, read_parquet
-from rayfed.documents import read_json
 from rayfed.errors import DataError
-from rayfed.files import local_path
 from rayfed.registry import component
 
 TESTS = ("test", "validation", "valid", "val", "dev")

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
+from rayfed.core.files import local_path
 from rayfed.data.base import Source, Split, hold_out_fifth
 from rayfed.data.files import ENDINGS, is_image, is_left_by_tools, notes_on_files
 from rayfed.data.images import Encoded
 from rayfed.errors import DataError
-from rayfed.files import local_path
 from rayfed.registry import component
 
 _TESTS = ("test", "val", "valid", "validation")

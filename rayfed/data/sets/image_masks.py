@@ -10,6 +10,8 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
+from rayfed.core.files import local_path
+from rayfed.core.objective import NO_TARGET
 from rayfed.data.base import Dataset, Split, at_most, hold_out_fifth
 from rayfed.data.files import is_image, is_sample, notes_on_files
 from rayfed.data.images import Encoded, decode
@@ -17,8 +19,6 @@ from rayfed.data.kinds import is_parquet
 from rayfed.data.masks import UNCOUNTED, decode_masks
 from rayfed.data.sets.parquet import parquet_files, read_columns, schema_of
 from rayfed.errors import DataError, nearest
-from rayfed.files import local_path
-from rayfed.objective import NO_TARGET
 from rayfed.registry import component
 
 IMAGES, MASKS = "images", "masks"

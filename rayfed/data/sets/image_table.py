@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from rayfed.core.files import local_path
 from rayfed.data.base import Source, Split, hold_out_fifth
 from rayfed.data.files import ENDINGS, LABEL_COLUMNS, by_value, is_image, is_sample, notes_on_files
 from rayfed.data.images import Encoded
 from rayfed.data.tables import TABLES, Read, name_ending, read_table
 from rayfed.errors import DataError
-from rayfed.files import local_path
 from rayfed.registry import component
 
 FILE_COLUMNS = ("file", "filename", "file_name", "filepath", "path", "image", "image_id", "image_path", "id", "name")

@@ -18,11 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from rayfed.core.files import local_path
 from rayfed.data.base import Source, Split, check_labels, check_numbers, hold_out_fifth, scaled_numbers
 from rayfed.data.files import LABEL_COLUMNS, by_value, is_sample
 from rayfed.data.images import Encoded
 from rayfed.errors import DataError
-from rayfed.files import local_path
 from rayfed.registry import component
 
 _NAMED = 4

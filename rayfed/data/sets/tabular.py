@@ -20,13 +20,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import Field
 
+from rayfed.core.documents import yaml_flow
+from rayfed.core.files import local_path
 from rayfed.data.base import Dataset, Split, at_most, check_numbers, scaled_numbers, stratified
 from rayfed.data.kinds import is_parquet
 from rayfed.data.layouts import DATE
 from rayfed.data.tables import Read, read_table
-from rayfed.documents import yaml_flow
 from rayfed.errors import DataError
-from rayfed.files import local_path
 from rayfed.registry import component
 from rayfed.samples import Column, Modality, Records
 

@@ -13,11 +13,11 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import Field
 
+from rayfed.core.files import local_path
 from rayfed.data.base import Dataset, Split, at_most
 from rayfed.data.files import is_left_by_tools, is_sample
 from rayfed.data.tokens import BYTES, Reader, learnt, load_tokenizer
 from rayfed.errors import DataError
-from rayfed.files import local_path
 from rayfed.registry import component
 from rayfed.samples import MOST_TOKENS, Modality
 

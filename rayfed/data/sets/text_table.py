@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
+from rayfed.core.files import local_path
 from rayfed.data.base import Dataset, Split, at_most, hold_out_fifth
 from rayfed.data.files import LABEL_COLUMNS, by_value
 from rayfed.data.tables import Read, read_table
 from rayfed.data.tokens import BYTES, Reader, learnt, load_tokenizer
 from rayfed.errors import DataError
-from rayfed.files import local_path
 from rayfed.registry import component
 from rayfed.samples import MOST_TOKENS, Modality
 

@@ -9,9 +9,9 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any, ClassVar
 
+from rayfed.core.files import local_path
 from rayfed.data.base import Source
 from rayfed.errors import DataError
-from rayfed.files import local_path
 from rayfed.registry import component
 
 

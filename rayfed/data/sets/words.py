@@ -8,6 +8,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
+from rayfed.core.objective import BLANK
 from rayfed.data.base import Dataset
 from rayfed.data.words.base import Word
 from rayfed.data.words.icdar2015 import Icdar2015
@@ -18,7 +19,6 @@ from rayfed.data.words.svt import SVT
 from rayfed.data.words.synth90k import Synth90K
 from rayfed.data.words.synthtext import SynthText
 from rayfed.errors import DataError
-from rayfed.objective import BLANK
 from rayfed.registry import component
 
 Source = Annotated[Synth90K | SynthText | IIIT5K | SVT | ScutForu | Icdar2015 | Rendered, Field(discriminator="format")]

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from rayfed.core.files import local_path
 from rayfed.errors import DataError
-from rayfed.files import local_path
 from rayfed.registry import component
 
 

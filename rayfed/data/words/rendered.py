@@ -12,9 +12,9 @@ from PIL import Image, ImageDraw, ImageFont
 from pydantic import Field
 from scipy.ndimage import gaussian_filter
 
+from rayfed.core.files import local_path
 from rayfed.data.words.base import Reader, Word
 from rayfed.errors import DataError
-from rayfed.files import local_path
 from rayfed.registry import component
 
 _HEIGHT, _MARGIN = 32, 4

@@ -18,20 +18,20 @@ from cycler import cycler
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from rayfed.analysis.loading import Results, Run
 from rayfed.errors import UserError
 from rayfed.evidence.arms import arm_names
 from rayfed.evidence.proved_bounds import compare_bounds, nontrivial_comparisons
 from rayfed.metrics.measures import MEASURES
-from rayfed.report import plots
-from rayfed.report.explorer import PREFERRED, explore
-from rayfed.report.export import as_csv
-from rayfed.report.run_data import RunData
-from rayfed.report.run_training import training_charts, vote_charts
-from rayfed.report.success_plots import success_rates
-from rayfed.report.svg import CLASSES, MARKERS, SERIES, STYLE, Chart, clean, side_by_side
-from rayfed.report.sweep_plots import curves
-from rayfed.report.trade_off import trade_off
+from rayfed.report.export.tables import as_csv
+from rayfed.report.html import plots
+from rayfed.report.html.explorer import PREFERRED, explore
+from rayfed.report.html.run_data import RunData
+from rayfed.report.html.run_training import training_charts, vote_charts
+from rayfed.report.html.success_plots import success_rates
+from rayfed.report.html.svg import CLASSES, MARKERS, SERIES, STYLE, Chart, clean, side_by_side
+from rayfed.report.html.sweep_plots import curves
+from rayfed.report.html.trade_off import trade_off
+from rayfed.results.loading import Results, Run
 
 WIDTHS = {"": 3.17, "-wide": 6.48}
 """Width in inches by suffix of the file name: one and two columns of LaTeX's article class."""

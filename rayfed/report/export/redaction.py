@@ -1,7 +1,7 @@
 """Redacted report of a run or sweep, written from a copy of the folder without data of clients.
 
-In addition to the omissions of a shared copy (`rayfed.report.share`), a redacted copy has no labels and no classes of
-clients. It keeps only words that rayfed defines, and the names of arms, attacks and the scenario.
+In addition to the omissions of a shared copy (`rayfed.report.export.share`), a redacted copy has no labels and no
+classes of clients. It keeps only words that rayfed defines, and the names of arms, attacks and the scenario.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from rayfed import registry
-from rayfed.analysis.loading import Results, Sweep
-from rayfed.analysis.sweep_folder import OUTCOMES_FILE, SweepFolder
-from rayfed.documents import dump_yaml
+from rayfed.core.documents import dump_yaml
 from rayfed.evidence.verdicts import VERDICTS, read_evidence
-from rayfed.report.run import write_report
-from rayfed.report.share import rewritten, sharing
-from rayfed.report.sweep import write_sweep_report
+from rayfed.report.export.share import rewritten, sharing
+from rayfed.report.html.run import write_report
+from rayfed.report.html.sweep import write_sweep_report
 from rayfed.report.text.formats import LEFT_OUT
+from rayfed.results.loading import Results, Sweep
+from rayfed.results.sweep_folder import OUTCOMES_FILE, SweepFolder
 from rayfed.scenario.editors import json_schema
 from rayfed.store.finding import Finding
 from rayfed.store.folder import REPORT, SCENARIO, RunFolder

@@ -17,14 +17,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rayfed.analysis.loading import Results, Sweep
-from rayfed.analysis.sweep_folder import OUTCOMES_FILE, TRIALS, SweepFolder
+from rayfed.core.reasons import Reason
 from rayfed.errors import RunError, UserError
 from rayfed.evidence.rows import Row
 from rayfed.evidence.verdicts import VERDICTS, write_verdicts
-from rayfed.reasons import Reason
 from rayfed.report.text.formats import LEFT_OUT
 from rayfed.report.text.reasons import REASONS
+from rayfed.results.loading import Results, Sweep
+from rayfed.results.sweep_folder import OUTCOMES_FILE, TRIALS, SweepFolder
 from rayfed.store import client_states
 from rayfed.store.folder import SCENARIO, RunFolder, table_of
 from rayfed.store.renamed import OUTCOMES, with_present_names

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from rayfed.analysis.loading import OUTCOMES, PAIRED, Results
 from rayfed.errors import UserError, nearest, require_extra
 from rayfed.evidence.paired import paired_table
 from rayfed.evidence.rows import Row
@@ -21,13 +20,14 @@ from rayfed.report.text.figures import FAILED, OUTDONE, PARTLY, UNPROVEN, USELES
 from rayfed.report.text.formats import NONE
 from rayfed.report.text.paired import NO_PAIRS, paired_grid
 from rayfed.report.text.tables import Grid, grid
+from rayfed.results.loading import OUTCOMES, PAIRED, Results
 from rayfed.store.schemas import TABLES
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 FORMATS = ("csv", "latex", "markdown")
-"""Formats of a table; `rayfed.report.share` copies a folder."""
+"""Formats of a table; `rayfed.report.export.share` copies a folder."""
 
 
 def export(

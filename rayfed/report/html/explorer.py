@@ -10,7 +10,7 @@ from rayfed.evidence.guarantee_compat import mixed_guarantees
 from rayfed.evidence.rows import Row
 from rayfed.evidence.settings import Estimate, Setting, by_values, estimate
 from rayfed.metrics.measures import MEASURES
-from rayfed.report.svg import SERIES
+from rayfed.report.html.svg import SERIES
 from rayfed.report.text.formats import in_words
 from rayfed.report.text.settings import setting_note
 from rayfed.report.text.tables import short_names

@@ -21,10 +21,10 @@ from plotly.offline import get_plotlyjs
 from rayfed.evidence.criteria import Criterion
 from rayfed.evidence.rows import Row, labels_given
 from rayfed.metrics.measures import JUDGED, MEASURES
-from rayfed.report import svg
-from rayfed.report.explorer import Explorer, ends
-from rayfed.report.passages import Passage
-from rayfed.report.pictures import Pair, Strip
+from rayfed.report.html import svg
+from rayfed.report.html.explorer import Explorer, ends
+from rayfed.report.html.passages import Passage
+from rayfed.report.html.pictures import Pair, Strip
 from rayfed.report.samples import Samples
 from rayfed.report.text.formats import decibel, fixed, in_words, near, plain
 from rayfed.report.text.reasons import judgement_text
@@ -163,7 +163,7 @@ def environment() -> Environment:
     It is cached, because compiling the templates takes as long as drawing the charts of a report.
     """
     environment = Environment(
-        loader=PackageLoader("rayfed.report", ""),
+        loader=PackageLoader("rayfed.report.html", ""),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -191,4 +191,4 @@ def _plotly() -> str:
 
 @lru_cache
 def _own_script() -> str:
-    return files("rayfed.report").joinpath("report.js").read_text(encoding="utf-8")
+    return files("rayfed.report.html").joinpath("report.js").read_text(encoding="utf-8")

@@ -9,7 +9,7 @@ from typing import Any
 
 from rayfed.evidence.attack_results import leading_metric
 from rayfed.evidence.rows import Row, measured
-from rayfed.report.pictures import key, most_leaked
+from rayfed.report.html.pictures import key, most_leaked
 from rayfed.report.samples import Samples
 from rayfed.store.folder import RunFolder
 

@@ -18,7 +18,7 @@ from rayfed.evidence.proved_bounds import BoundComparison
 from rayfed.evidence.rows import Row, measured
 from rayfed.evidence.training import ArmSummary
 from rayfed.metrics.images import PSNR_CEILING
-from rayfed.report.svg import CLASSES, INK, SURFACE, Chart, class_colour, clean, dashes, line, series, short
+from rayfed.report.html.svg import CLASSES, INK, SURFACE, Chart, class_colour, clean, dashes, line, series, short
 
 MOST_CLIENTS = 60
 """Maximum number of clients in the chart of labels."""

@@ -21,15 +21,15 @@ from rayfed.evidence.rows import Row
 from rayfed.evidence.settings import Setting, settings
 from rayfed.evidence.verdicts import closest, write_verdicts
 from rayfed.evidence.victims import victims_by_attack
-from rayfed.report.explorer import Explorer, answered, explore
-from rayfed.report.page import Failure, Gallery, Page, Summary, flat, make_failure, optional_document, write_page
-from rayfed.report.passages import passages
-from rayfed.report.pictures import Pair, key, most_leaked, pictures, strips
-from rayfed.report.run_data import RunData
-from rayfed.report.run_guarantees import GuaranteeSection, make_guarantee_section, make_robustness_table
-from rayfed.report.run_leakage import LeakageSection, make_leakage_section
-from rayfed.report.run_overview import Card, VerdictSection, make_cards, make_verdict_section
-from rayfed.report.run_training import (
+from rayfed.report.html.explorer import Explorer, answered, explore
+from rayfed.report.html.page import Failure, Gallery, Page, Summary, flat, make_failure, optional_document, write_page
+from rayfed.report.html.passages import passages
+from rayfed.report.html.pictures import Pair, key, most_leaked, pictures, strips
+from rayfed.report.html.run_data import RunData
+from rayfed.report.html.run_guarantees import GuaranteeSection, make_guarantee_section, make_robustness_table
+from rayfed.report.html.run_leakage import LeakageSection, make_leakage_section
+from rayfed.report.html.run_overview import Card, VerdictSection, make_cards, make_verdict_section
+from rayfed.report.html.run_training import (
     ClientSection,
     CostSection,
     TrainingSection,
@@ -69,8 +69,8 @@ class RunPage(Page):
 def write_report(folder: RunFolder, redacted: bool = False) -> str:
     """Write `report.html` of a run and return the path or URL of the page.
 
-    If `redacted`, the folder is a copy (`rayfed.report.redaction`), and the page lists the parts that are left out.
-    Raises `RunError` if a table cannot be read or the page cannot be written.
+    If `redacted`, the folder is a copy (`rayfed.report.export.redaction`), and the page lists the parts that are left
+    out. Raises `RunError` if a table cannot be read or the page cannot be written.
     """
     data = RunData(folder)
     if data.state != "running":  # also for a run of an earlier version, or one that was killed

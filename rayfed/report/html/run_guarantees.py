@@ -9,9 +9,9 @@ from rayfed.evidence.proved_bounds import BoundComparison, attacks_without_bound
 from rayfed.evidence.robustness import robustness_matrix
 from rayfed.evidence.rows import Row
 from rayfed.privacy.printing import at_most, caution, share_at_most
-from rayfed.report import plots
-from rayfed.report.run_data import RunData
-from rayfed.report.svg import Chart
+from rayfed.report.html import plots
+from rayfed.report.html.run_data import RunData
+from rayfed.report.html.svg import Chart
 from rayfed.report.text.cells import Cell, Column, PageTable, estimate_cell
 from rayfed.report.text.formats import NONE, counted, share
 from rayfed.report.text.proved_bounds import BOUNDS, bound_rows, measure_text, uncovered_text

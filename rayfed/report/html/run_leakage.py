@@ -15,11 +15,11 @@ from rayfed.metrics.base import Metric
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.top import TOP, chance
-from rayfed.report import plots
-from rayfed.report.pictures import made
-from rayfed.report.run_data import RunData
-from rayfed.report.success_plots import Success, success_rates
-from rayfed.report.svg import Chart
+from rayfed.report.html import plots
+from rayfed.report.html.pictures import made
+from rayfed.report.html.run_data import RunData
+from rayfed.report.html.success_plots import Success, success_rates
+from rayfed.report.html.svg import Chart
 from rayfed.report.text.attacks import attack_input_text, threshold_text
 from rayfed.report.text.cells import Cell, Column, PageTable, decibel_cell, estimate_cell, score_cell, spread_cell
 from rayfed.report.text.figures import FAILED

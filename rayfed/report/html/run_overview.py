@@ -10,8 +10,8 @@ from rayfed.evidence.attack_results import attack_input
 from rayfed.evidence.rows import distortions
 from rayfed.evidence.training import ArmSummary
 from rayfed.evidence.verdicts import Verdict
-from rayfed.report.pictures import Pair
-from rayfed.report.run_data import RunData
+from rayfed.report.html.pictures import Pair
+from rayfed.report.html.run_data import RunData
 from rayfed.report.text.attacks import attack_input_text
 from rayfed.report.text.formats import near, plain, share
 from rayfed.report.text.next_step import next_step_text

@@ -9,9 +9,9 @@ from rayfed.evidence.label_mix import LabelMix
 from rayfed.evidence.rows import Row
 from rayfed.evidence.training import ArmSummary, add_virtual_time
 from rayfed.evidence.verdicts import Verdict
-from rayfed.report import plots
-from rayfed.report.run_data import RunData
-from rayfed.report.svg import CLASSES, Chart
+from rayfed.report.html import plots
+from rayfed.report.html.run_data import RunData
+from rayfed.report.html.svg import CLASSES, Chart
 from rayfed.report.text.cells import Cell, Column, PageTable
 from rayfed.report.text.formats import NONE, counts, duration, mean_duration, mean_size, near, plain, share, size
 from rayfed.report.text.verdicts import badge_text

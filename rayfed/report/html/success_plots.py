@@ -14,7 +14,7 @@ from rayfed.evidence.rows import Row
 from rayfed.evidence.success import CURVE_METRICS, SuccessCurve, group_by_attack, success_curve, success_table
 from rayfed.metrics.base import Metric
 from rayfed.metrics.known import METRICS
-from rayfed.report.svg import DASHES, INK, SERIES, Chart, dash, dashes, line, panels, series
+from rayfed.report.html.svg import DASHES, INK, SERIES, Chart, dash, dashes, line, panels, series
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Charts as inline SVG, with colours from the style sheet of the page.
 
-Charts are drawn with matplotlib in the style of the page, or of a paper (`rayfed.report.paper`). In SVG each colour is
-replaced by a CSS variable, so that one drawing works in light and dark mode.
+Charts are drawn with matplotlib in the style of the page, or of a paper (`rayfed.report.export.figures`). In SVG each
+colour is replaced by a CSS variable, so that one drawing works in light and dark mode.
 """
 
 from __future__ import annotations

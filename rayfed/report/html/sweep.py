@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.errors import noting_errors
 from rayfed.evidence.arms import arm_names, is_secure
 from rayfed.evidence.criteria import Criterion, noun_of
@@ -22,11 +21,11 @@ from rayfed.evidence.settings import Setting, settings
 from rayfed.evidence.spread import Spread, measure_spread
 from rayfed.evidence.verdicts import closest, criterion_of
 from rayfed.metrics.measures import MEASURES
-from rayfed.report.explorer import PREFERRED, Explorer, explore
-from rayfed.report.page import Gallery, Page, Summary, flat, make_failure, optional_document, write_page
-from rayfed.report.pictures import SHOWN, Pair, key, most_leaked, pictures, strips, within
+from rayfed.report.html.explorer import PREFERRED, Explorer, explore
+from rayfed.report.html.page import Gallery, Page, Summary, flat, make_failure, optional_document, write_page
+from rayfed.report.html.pictures import SHOWN, Pair, key, most_leaked, pictures, strips, within
+from rayfed.report.html.sweep_plots import Curve, curves
 from rayfed.report.samples import of_sweep
-from rayfed.report.sweep_plots import Curve, curves
 from rayfed.report.text.batch_sizes import label_grid
 from rayfed.report.text.cells import Cell, Column, PageTable
 from rayfed.report.text.formats import NONE, counted, duration, size
@@ -37,6 +36,7 @@ from rayfed.report.text.paired import paired_grid
 from rayfed.report.text.sweeps import sweep_summary, sweep_verdicts, unfinished_trials_text
 from rayfed.report.text.tables import Grid
 from rayfed.report.text.verdicts import guess
+from rayfed.results.sweep_folder import SweepFolder
 from rayfed.store import exits
 from rayfed.store.finding import State
 from rayfed.store.folder import SCENARIO, RunFolder

@@ -15,8 +15,8 @@ from matplotlib.transforms import ScaledTranslation
 
 from rayfed.evidence.settings import Setting
 from rayfed.metrics.measures import MEASURES
-from rayfed.report.plots import FEWEST
-from rayfed.report.svg import SERIES, Chart, clean, dash, dashes, series, short
+from rayfed.report.html.plots import FEWEST
+from rayfed.report.html.svg import SERIES, Chart, clean, dash, dashes, series, short
 
 WIDE = 30
 """Minimum ratio of the largest to the smallest value of a field for a logarithmic axis."""

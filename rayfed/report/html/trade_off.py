@@ -15,8 +15,8 @@ from rayfed.evidence.pareto import front
 from rayfed.evidence.settings import Estimate, Setting, of_attacks
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.measures import MEASURES
-from rayfed.report.explorer import Explorer
-from rayfed.report.svg import INK, MARKERS, Chart, panels, series
+from rayfed.report.html.explorer import Explorer
+from rayfed.report.html.svg import INK, MARKERS, Chart, panels, series
 from rayfed.report.text.figures import cell_text, heading
 
 _FILLS = ("full", "none", "left", "right", "top", "bottom")

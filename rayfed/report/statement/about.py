@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from rayfed.documents import read_yaml
+from rayfed.core.documents import read_yaml
 from rayfed.errors import UserError, nearest
 from rayfed.store.folder import RunFolder
 

@@ -17,6 +17,7 @@ from hashlib import sha256
 from typing import Any
 
 from rayfed import registry
+from rayfed.core.reasons import Reason
 from rayfed.evidence.arms import component_text
 from rayfed.evidence.attack_results import (
     InferenceResult,
@@ -29,13 +30,12 @@ from rayfed.evidence.verdicts import closest
 from rayfed.metrics import roc
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.top import TOP, chance
-from rayfed.reasons import Reason
-from rayfed.report.about import FILE as ABOUT
-from rayfed.report.about import QUESTIONS
-from rayfed.report.page import flat, optional_document
-from rayfed.report.pictures import key
-from rayfed.report.run_data import RunData
+from rayfed.report.html.page import flat, optional_document
+from rayfed.report.html.pictures import key
+from rayfed.report.html.run_data import RunData
 from rayfed.report.samples import Samples
+from rayfed.report.statement.about import FILE as ABOUT
+from rayfed.report.statement.about import QUESTIONS
 from rayfed.report.text.attacks import attack_input_text
 from rayfed.report.text.findings import PARTS
 from rayfed.report.text.formats import NONE, duration, near, points, share, size

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from rayfed.analysis.loading import Run
-from rayfed.analysis.sweep_folder import is_sweep
 from rayfed.errors import UserError
-from rayfed.report.about import read_about
-from rayfed.report.export import markdown_cell
-from rayfed.report.page import environment, policy
-from rayfed.report.redaction import redacted as redacted_copy
-from rayfed.report.statement import Block, Picture, Statement, Table
-from rayfed.report.unscored import TABLE
+from rayfed.report.export.redaction import redacted as redacted_copy
+from rayfed.report.export.tables import markdown_cell
+from rayfed.report.html.page import environment, policy
+from rayfed.report.html.unscored import TABLE
+from rayfed.report.statement.about import read_about
+from rayfed.report.statement.content import Block, Picture, Statement, Table
+from rayfed.results.loading import Run
+from rayfed.results.sweep_folder import is_sweep
 from rayfed.store.folder import RunFolder
 from rayfed.version import __version__
 

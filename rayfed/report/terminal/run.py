@@ -27,7 +27,7 @@ from rayfed.evidence.training import summarise_arms
 from rayfed.evidence.verdicts import RunEvidence, collect_evidence, read_evidence
 from rayfed.metrics.known import NOUNS
 from rayfed.report.samples import warning
-from rayfed.report.terminal_results import (
+from rayfed.report.terminal.results import (
     attackers_table,
     attacks_table,
     cost_table,
@@ -35,7 +35,8 @@ from rayfed.report.terminal_results import (
     leakage_table,
     robustness_table,
 )
-from rayfed.report.terminal_rounds import RoundLines
+from rayfed.report.terminal.rounds import RoundLines
+from rayfed.report.terminal.time_left import TimeLeft
 from rayfed.report.text.attacks import attack_results_text
 from rayfed.report.text.audit import best_text, pass_text
 from rayfed.report.text.formats import counted
@@ -46,18 +47,17 @@ from rayfed.report.text.membership import AUC_LEGEND
 from rayfed.report.text.next_step import next_step_text
 from rayfed.report.text.proved_bounds import comparison_text, uncovered_text
 from rayfed.report.text.weights import attacked_weights
-from rayfed.report.time_left import TimeLeft
 from rayfed.store.exits import advice, status
 from rayfed.store.folder import REPORT, SCENARIO
 
 if TYPE_CHECKING:
-    from rayfed.attacks.telling import Standing
+    from rayfed.attacks.progress import Standing
     from rayfed.scenario import AttackSpec
     from rayfed.store.folder import RunFolder
 
 
 class RunView:
-    """Terminal view of one run; implements `rayfed.engine.progress.Progress`."""
+    """Terminal view of one run; implements `rayfed.simulation.progress.Progress`."""
 
     def __init__(self, console: Console, quiet: bool = False, brief: bool = False, bar: bool = True) -> None:
         """Create a view. `quiet` prints errors and notes only, `brief` prints no lines on rounds.

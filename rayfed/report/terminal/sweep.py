@@ -15,7 +15,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
-from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.errors import noting_errors
 from rayfed.evidence.knowledge_pairs import failed_attacks, mark_outdone
 from rayfed.evidence.pareto import front
@@ -30,6 +29,7 @@ from rayfed.report.text.knowledge_pairs import failed_attack_text
 from rayfed.report.text.leakage import STATES
 from rayfed.report.text.outcomes import outcome_reasons
 from rayfed.report.text.tables import notes_on_marks
+from rayfed.results.sweep_folder import SweepFolder
 from rayfed.store.finding import State
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _BOUNDS = {"psnr": "--max-psnr 15", "test_accuracy": "--min-accuracy 0.9"}
 
 
 class SweepView:
-    """Terminal view of one sweep; implements `rayfed.engine.progress.SweepProgress`."""
+    """Terminal view of one sweep; implements `rayfed.simulation.progress.SweepProgress`."""
 
     def __init__(self, console: Console, quiet: bool = False, bar: bool = True) -> None:
         """Create a view. `quiet` prints errors and notes only, `bar` shows progress on terminals."""

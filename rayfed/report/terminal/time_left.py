@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Literal, NamedTuple
 
-from rayfed.attacks.telling import Standing
+from rayfed.attacks.progress import Standing
 
 _SILENT = 5.0
 """Seconds without a message after which a search counts as ended."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rayfed.documents import yaml_flow
+from rayfed.core.documents import yaml_flow
 from rayfed.evidence.compare import Comparison, Unpaired
 from rayfed.report.text.paired import NO_PAIRS
 

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import ceil, pow
 
+from rayfed.core.reasons import Reason
 from rayfed.evidence.criteria import Criterion
 from rayfed.evidence.methods import FEWEST
 from rayfed.evidence.rows import Row, code_given, label_of, labels_given
-from rayfed.reasons import Reason
 from rayfed.report.text.findings import part_text
 from rayfed.report.text.formats import NONE, counted, decibel_mean, share
 from rayfed.report.text.reasons import (

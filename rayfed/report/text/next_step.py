@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rayfed.core.reasons import Reason
 from rayfed.evidence.next_step import NextStep, Step, decide_next_step, is_search
 from rayfed.evidence.verdicts import RunEvidence
-from rayfed.reasons import Reason
 from rayfed.report.text.formats import MAX_NAMES
 from rayfed.store.folder import SCENARIO
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from rayfed.core.reasons import Reason
 from rayfed.evidence.outcomes import FINDINGS
 from rayfed.evidence.rows import Row
-from rayfed.reasons import Reason
 from rayfed.report.text.reasons import REASONS, doubt_text, no_results_text, not_run_text
 from rayfed.store.finding import Finding, State
 from rayfed.store.schemas import WANT_OF_TIME

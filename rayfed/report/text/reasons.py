@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rayfed.core.reasons import OF_DECLARATION, Reason
 from rayfed.evidence.criteria import Criterion, Judgement
 from rayfed.metrics.known import METRICS
-from rayfed.reasons import OF_DECLARATION, Reason
 from rayfed.store.finding import Attacker, Doubt, Elsewhere, Finding, Gap, Missing, NoResult, NotRun, Overtaken, Pending
 
 ATTACKERS: dict[tuple[str, ...], str] = {

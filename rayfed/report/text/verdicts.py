@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rayfed.core.reasons import Reason
 from rayfed.evidence.arms import is_undefended
 from rayfed.evidence.attack_results import InferenceResult
 from rayfed.evidence.rows import Row
 from rayfed.evidence.verdicts import Verdict, criterion_of
-from rayfed.reasons import Reason
 from rayfed.report.text.findings import labels_beyond_text
 from rayfed.report.text.formats import MAX_NAMES
 from rayfed.report.text.reasons import REASONS

@@ -8,11 +8,12 @@ from functools import cached_property, partial
 
 from torch import nn
 
-from rayfed import losses, seeds
 from rayfed.aggregation.base import AnyAggregation
 from rayfed.aggregation.boosting_over_channel import BoostingOverChannel
 from rayfed.aggregation.fedboosting import FedBoosting
 from rayfed.aggregation.over_channel import SumOverChannel
+from rayfed.core import losses, seeds
+from rayfed.core.number_types import check_model
 from rayfed.defences.base import Defence
 from rayfed.errors import UserError
 from rayfed.gradients import buffers_of, weights_of
@@ -21,7 +22,6 @@ from rayfed.models.lora import add_lora
 from rayfed.models.private import common_names, key_names, only, private_names, without
 from rayfed.models.prompt import add_prompt
 from rayfed.models.trained import Adapt, choose, frozen_names, hold_still
-from rayfed.number_types import check_model
 from rayfed.samples import SampleSpec
 from rayfed.scenario import DefenceSpec, ProtectionSpec, ResolvedArm, Train
 from rayfed.update import Named

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rayfed.objective import NO_TARGET
+from rayfed.core.objective import NO_TARGET
 from rayfed.scenario import Augment
 
 Box = tuple[int, int, int, int]

@@ -17,12 +17,19 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from rayfed import losses
 from rayfed.aggregation.base import AnyAggregation
 from rayfed.aggregation.over_channel import OverChannel
-from rayfed.client.failures import Attempt, Failed, Made, attempt
-from rayfed.client.fused import fused_gradient, fused_gradient_in_vmap
-from rayfed.client.local import (
+from rayfed.core import losses
+from rayfed.core.memory import Fitting
+from rayfed.core.objective import are_words
+from rayfed.core.vectorised import refusal
+from rayfed.defences.base import Batch, Defence, Task
+from rayfed.errors import UserError
+from rayfed.models.build import is_stochastic, uses_batch_statistics
+from rayfed.scenario import Failures, Training
+from rayfed.simulation.client.failures import Attempt, Failed, Made, attempt
+from rayfed.simulation.client.fused import fused_gradient, fused_gradient_in_vmap
+from rayfed.simulation.client.local import (
     batches,
     data_method,
     functional_gradient,
@@ -33,15 +40,8 @@ from rayfed.client.local import (
     update_method,
     wrap_updates,
 )
-from rayfed.client.optimiser import LocalOptimiser
-from rayfed.defences.base import Batch, Defence, Task
-from rayfed.errors import UserError
-from rayfed.memory import Fitting
-from rayfed.models.build import is_stochastic, uses_batch_statistics
-from rayfed.objective import are_words
-from rayfed.scenario import Failures, Training
+from rayfed.simulation.client.optimiser import LocalOptimiser
 from rayfed.update import Named, Update
-from rayfed.vectorised import refusal
 
 _FITTING: WeakKeyDictionary[nn.Module, Fitting] = WeakKeyDictionary()
 """Number of clients that fit in one call, by model."""

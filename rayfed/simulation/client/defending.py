@@ -17,19 +17,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rayfed import gradients, seeds
-from rayfed.client.local import gradient_method, wrap_updates
+from rayfed import gradients
+from rayfed.core import seeds
+from rayfed.core.number_types import check_model
 from rayfed.defences.base import Batch, Defence, Task
 from rayfed.defences.order import broken_by
 from rayfed.errors import UserError
 from rayfed.models.wrappers import bare_name, unwrapped
-from rayfed.number_types import check_model
 from rayfed.privacy.accountant import Guarantee, guarantee
 from rayfed.privacy.printing import at_most
 from rayfed.privacy.sampling import generator
 from rayfed.privacy.spending import Setting, Spending, Work
 from rayfed.scenario.components import DefenceSpec, named
 from rayfed.scenario.problems import component_problems
+from rayfed.simulation.client.local import gradient_method, wrap_updates
 from rayfed.update import Named, Update, list_nonfinite
 
 _OURS = {
@@ -160,8 +161,8 @@ class Defended:
     def backward(self, model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
         """Set the gradients of a model's parameters to the defended gradient of a batch; return the mean loss.
 
-        The loss is the one attached to the model (`rayfed.losses.attach`), by default cross entropy. Raises `UserError`
-        for more steps or larger batches than the account covers.
+        The loss is the one attached to the model (`rayfed.core.losses.attach`), by default cross entropy. Raises
+        `UserError` for more steps or larger batches than the account covers.
         """
         self._steps += 1
         if self.guaranteed and self.on_gradients:

@@ -16,7 +16,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from rayfed import seeds
+from rayfed.core import seeds
 from rayfed.errors import ScenarioError, nearest
 from rayfed.scenario import Scenario
 from rayfed.scenario.system import DeviceClass, System

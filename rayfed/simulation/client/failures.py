@@ -15,15 +15,15 @@ import torch
 
 from rayfed.aggregation.base import AnyAggregation
 from rayfed.aggregation.over_channel import OverChannel
-from rayfed.client.arm import Arm, aggregation_of
-from rayfed.client.local import returned_buffers
-from rayfed.client.one_value import advice as advice_on
-from rayfed.client.one_value import norm_of
 from rayfed.defences.base import Task
 from rayfed.errors import ClientError, ScenarioError, UserError
 from rayfed.gradients import flatten
 from rayfed.models.private import without
 from rayfed.scenario import ResolvedArm, Scenario
+from rayfed.simulation.client.arm import Arm, aggregation_of
+from rayfed.simulation.client.local import returned_buffers
+from rayfed.simulation.client.one_value import advice as advice_on
+from rayfed.simulation.client.one_value import norm_of
 from rayfed.update import Named, Update
 
 

@@ -18,7 +18,8 @@ from torch.func import vjp, vmap
 from torch.nn import functional as F
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from rayfed import gradients, losses
+from rayfed import gradients
+from rayfed.core import losses
 from rayfed.defences.base import Batch, Task
 from rayfed.errors import UserError
 from rayfed.update import Named

@@ -12,14 +12,15 @@ from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.func import grad_and_value
 
-from rayfed import gradients, seeds
-from rayfed.client.optimiser import LocalOptimiser
+from rayfed import gradients
+from rayfed.core import seeds
 from rayfed.defences.base import Batch, DataMethod, Defence, GradientMethod, Task, UpdateMethod
 from rayfed.models.build import is_stochastic
 from rayfed.models.private import only, without
 from rayfed.models.trained import frozen_names
 from rayfed.privacy.sampling import SecureGenerator
 from rayfed.scenario import Training
+from rayfed.simulation.client.optimiser import LocalOptimiser
 from rayfed.update import LocalTraining, Named, Update
 
 PRIVATE = "private"

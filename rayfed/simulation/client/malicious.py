@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from rayfed import seeds
-from rayfed.client import plan
-from rayfed.client.failures import Failed, Made, attempt
+from rayfed.core import seeds
 from rayfed.defences.base import Batch
 from rayfed.poisoning.base import Insight, Poisoning
 from rayfed.scenario import ResolvedArm, Scenario
+from rayfed.simulation.client import plan
+from rayfed.simulation.client.failures import Failed, Made, attempt
 from rayfed.update import Update
 
 

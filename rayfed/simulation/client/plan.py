@@ -12,12 +12,12 @@ from math import ceil
 
 import numpy as np
 
-from rayfed import seeds
-from rayfed.client.arm import Arm, Protecting
-from rayfed.client.devices import Stamp, stamp, there
+from rayfed.core import seeds
 from rayfed.errors import ScenarioError
 from rayfed.privacy.sampling import SecureGenerator
 from rayfed.scenario import AttackSpec, ResolvedArm, Scenario, resolve
+from rayfed.simulation.client.arm import Arm, Protecting
+from rayfed.simulation.client.devices import Stamp, stamp, there
 
 _MOST = 8
 """Maximum size of a cohort whose clients are trained one by one, so that large rounds use large clusters."""

@@ -17,28 +17,28 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from rayfed import losses, seeds
 from rayfed.aggregation.base import AnyAggregation, InteractiveAggregation
 from rayfed.aggregation.over_channel import OverChannel
 from rayfed.aggregation.server import TreeFold
-from rayfed.client import plan
-from rayfed.client.arm import Arm, build_arm, protected_aggregation
-from rayfed.client.augmentation import augmented
-from rayfed.client.cohort import CohortRecord, cohort_updates, works_together
-from rayfed.client.failures import Attempt, attempt, checked, made_or_raise, until_none_fails
-from rayfed.client.local import PRIVATE, privately_trained, update_method
-from rayfed.client.malicious import Malicious
-from rayfed.client.sent import Sent, Split, State
-from rayfed.client.update_cache import ClientUpdate, UpdateCache, make_key
+from rayfed.core import losses, seeds
+from rayfed.core.memory import take_notes
 from rayfed.crypto.masking import Transcript
 from rayfed.data.base import Dataset, Images
 from rayfed.data.partitions.base import Parts
 from rayfed.defences.base import Batch, Task
-from rayfed.memory import take_notes
 from rayfed.models.build import CopiedModels, build_model
 from rayfed.models.private import only, without
 from rayfed.protections.channel import ClientRound
 from rayfed.scenario import Scenario, resolve
+from rayfed.simulation.client import plan
+from rayfed.simulation.client.arm import Arm, build_arm, protected_aggregation
+from rayfed.simulation.client.augmentation import augmented
+from rayfed.simulation.client.cohort import CohortRecord, cohort_updates, works_together
+from rayfed.simulation.client.failures import Attempt, attempt, checked, made_or_raise, until_none_fails
+from rayfed.simulation.client.local import PRIVATE, privately_trained, update_method
+from rayfed.simulation.client.malicious import Malicious
+from rayfed.simulation.client.server_message import Sent, Split, State
+from rayfed.simulation.client.update_cache import ClientUpdate, UpdateCache, make_key
 from rayfed.update import Mixtures, Named, Update
 
 _MOST_NATS = 700.0

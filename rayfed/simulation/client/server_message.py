@@ -23,7 +23,7 @@ class Sent:
     keys: bytes = b""
     """The clients' key pair for encryption, locked with a secret that the server does not know; empty without one."""
     broadcast: Any = None
-    """Broadcast of the aggregation's session (`rayfed.questions.RoundSession`); None without a session."""
+    """Broadcast of the aggregation's session (`rayfed.core.questions.RoundSession`); None without a session."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to pickle, without cached digests, so that each client computes the digests itself."""

@@ -15,8 +15,8 @@ from uuid import uuid4
 import numpy as np
 import torch
 
-from rayfed.client.sent import Sent, State
 from rayfed.scenario import Training
+from rayfed.simulation.client.server_message import Sent, State
 from rayfed.update import Named, Update, digest_of
 
 _MAX_BYTES = 256 * 2**20

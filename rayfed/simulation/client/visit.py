@@ -12,19 +12,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rayfed import seeds
 from rayfed.attacks.base import MaliciousServer
-from rayfed.client.arm import Arm
-from rayfed.client.failures import Failed, attempt, formed
-from rayfed.client.local import PRIVATE, training_method, update_method
-from rayfed.client.runtime import ClientRuntime
-from rayfed.client.sent import Sent, Split, State
-from rayfed.client.update_cache import ClientUpdate, UpdateKey, make_key
+from rayfed.core import seeds
+from rayfed.core.reasons import Reason
 from rayfed.defences.base import Task
 from rayfed.models.front import Front
 from rayfed.models.private import only, private_names, without
-from rayfed.reasons import Reason
 from rayfed.scenario import AttackSpec, Training
+from rayfed.simulation.client.arm import Arm
+from rayfed.simulation.client.failures import Failed, attempt, formed
+from rayfed.simulation.client.local import PRIVATE, training_method, update_method
+from rayfed.simulation.client.runtime import ClientRuntime
+from rayfed.simulation.client.server_message import Sent, Split, State
+from rayfed.simulation.client.update_cache import ClientUpdate, UpdateKey, make_key
 from rayfed.update import Named, Update
 
 

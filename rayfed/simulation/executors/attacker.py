@@ -13,14 +13,14 @@ import torch
 from rayfed.attacks.base import Attack, Guess, InferenceAttack, Reconstruction, failed
 from rayfed.attacks.remembered import Memory, remembering
 from rayfed.attacks.sealed import attempt
-from rayfed.client.arm import build_arm
+from rayfed.core.memory import Fitting, more_memory, take_notes
+from rayfed.core.seeds import torch_generator
 from rayfed.errors import describe_error
-from rayfed.memory import Fitting, more_memory, take_notes
 from rayfed.models.build import CopiedModels
 from rayfed.models.private import freeze
 from rayfed.samples import SampleSpec
 from rayfed.scenario import AttackSpec, ResolvedArm
-from rayfed.seeds import torch_generator
+from rayfed.simulation.client.arm import build_arm
 from rayfed.update import Observation
 
 

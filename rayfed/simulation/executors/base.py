@@ -7,13 +7,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from rayfed.attacks.telling import Standing
-from rayfed.engine.inputs import Inputs
-from rayfed.engine.machine import Machine
-from rayfed.engine.progress import Progress
-from rayfed.engine.server import ArmState, ServerRole
+from rayfed.attacks.progress import Standing
 from rayfed.errors import OverdueError
 from rayfed.scenario import Scenario
+from rayfed.simulation.inputs import Inputs
+from rayfed.simulation.machine import Machine
+from rayfed.simulation.progress import Progress
+from rayfed.simulation.server import ArmState, ServerRole
 
 Ref = Any
 """A value, or an executor's reference to a value. Rounds pass it on without reading it."""
@@ -133,21 +133,24 @@ class Executor(Protocol):
         """Replace a server that died or that aggregated only some of a round's updates."""
 
     def run_clients(self, calls: Sequence[Call]) -> Iterator[Done]:
-        """Run calls on client workers (`rayfed.engine.worker.ClientWorker`), and yield each result as the call ends."""
+        """Run calls on client workers (`rayfed.simulation.executors.worker.ClientWorker`), and yield each result as the
+        call ends."""
 
     @property
     def attackers_apart(self) -> bool:
         """Return whether attackers and clients can run at the same time without slowing each other down."""
 
     def run_attackers(self, calls: Sequence[Call], hear: Hear | None = None, ahead: bool = False) -> Iterator[Done]:
-        """Run calls on attackers (`rayfed.engine.attacker.Attacker`), and yield each result as the call ends.
+        """Run calls on attackers (`rayfed.simulation.executors.attacker.Attacker`), and yield each result as the call
+        ends.
 
         If the iterator is closed early, unfinished calls are cancelled. With `ahead`, and if attackers are apart, calls
         start before the first result is requested.
         """
 
     def serve(self, method: str, *args: Any, returns: int = 1) -> Any:
-        """Call a method of `rayfed.engine.server.Server`, and return references to the method's `returns` results."""
+        """Call a method of `rayfed.simulation.server.Server`, and return references to the method's `returns`
+        results."""
 
     def get(self, refs: Sequence[Ref], limit: float | None = None) -> list[Any]:
         """Wait for the values of references to the server's results, and return the values.

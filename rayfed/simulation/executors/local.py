@@ -21,23 +21,23 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from rayfed.attacks.telling import listening
-from rayfed.engine.attacker import Attacker
-from rayfed.engine.executor import Call, Done, Hear, Overdue, Ref
-from rayfed.engine.gpus import gpus_here
-from rayfed.engine.inputs import Inputs
-from rayfed.engine.machine import Machine, device_for, gpu_arithmetic, this_machine
-from rayfed.engine.progress import Progress
-from rayfed.engine.server import ArmState, Server, ServerRole
-from rayfed.engine.worker import ClientWorker
-from rayfed.memory import explaining, on_host
+from rayfed.attacks.progress import listening
+from rayfed.core.memory import explaining, on_host
+from rayfed.core.user_exits import exits_refused
 from rayfed.scenario import Actors, Scenario
-from rayfed.user_exits import exits_refused
+from rayfed.simulation.executors.attacker import Attacker
+from rayfed.simulation.executors.base import Call, Done, Hear, Overdue, Ref
+from rayfed.simulation.executors.worker import ClientWorker
+from rayfed.simulation.gpus import gpus_here
+from rayfed.simulation.inputs import Inputs
+from rayfed.simulation.machine import Machine, device_for, gpu_arithmetic, this_machine
+from rayfed.simulation.progress import Progress
+from rayfed.simulation.server import ArmState, Server, ServerRole
 
 
 @dataclass(frozen=True)
 class LocalExecution:
-    """Function object that opens executors in the present process (`rayfed.engine.executor.Execution`)."""
+    """Function object that opens executors in the present process (`rayfed.simulation.executors.base.Execution`)."""
 
     open: Callable[[Inputs], LocalExecutor] | None = None
     """Makes the executor; None: `LocalExecutor`."""
@@ -68,7 +68,7 @@ local = LocalExecution()
 
 
 class LocalExecutor:
-    """Executor that runs each call immediately in the present process (`rayfed.engine.executor.Executor`)."""
+    """Executor that runs each call immediately in the present process (`rayfed.simulation.executors.base.Executor`)."""
 
     clients = 1
     attackers_apart = False

@@ -15,14 +15,14 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from rayfed.client import plan
-from rayfed.client.failures import Failed
-from rayfed.client.runtime import CohortReport
-from rayfed.client.sent import State
-from rayfed.engine.executor import Call, Crashed, Done, Overdue, Ref, Run
-from rayfed.engine.tables import Rows
 from rayfed.errors import ClientError
 from rayfed.scenario import Failures, ResolvedArm, Scenario
+from rayfed.simulation.client import plan
+from rayfed.simulation.client.failures import Failed
+from rayfed.simulation.client.runtime import CohortReport
+from rayfed.simulation.client.server_message import State
+from rayfed.simulation.executors.base import Call, Crashed, Done, Overdue, Ref, Run
+from rayfed.simulation.tables import Rows
 
 _CRASHES = 1
 """Number of process deaths after which a call is repeated as a whole; a single death may have another cause."""

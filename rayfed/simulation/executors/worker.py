@@ -21,24 +21,24 @@ from rayfed.aggregation.over_channel import OverChannel
 from rayfed.aggregation.server import TreeFold
 from rayfed.attacks.base import Guess, Inference, Reconstruction
 from rayfed.attacks.fit import judged
-from rayfed.client import plan
-from rayfed.client.arm import aggregation_of
-from rayfed.client.cohort import cohort_updates
-from rayfed.client.diagnosis import private_layers
-from rayfed.client.local import PRIVATE
-from rayfed.client.observations import ObservationBuilder
-from rayfed.client.runtime import ClientRuntime, Evaluation
-from rayfed.client.sent import Sent, Split, State
-from rayfed.client.visit import ObservationRequest, ObservedClient, Truth
+from rayfed.core.memory import Peak, peak
 from rayfed.defences.base import Batch
-from rayfed.engine.inputs import scorer
-from rayfed.engine.tables import Rows, Scored
 from rayfed.errors import ClientError, UserError, noting_errors
-from rayfed.memory import Peak, peak
 from rayfed.metrics.score import Scorer
 from rayfed.models.private import without
 from rayfed.samples import Records, Tokens
+from rayfed.simulation.client import plan
+from rayfed.simulation.client.arm import aggregation_of
+from rayfed.simulation.client.cohort import cohort_updates
+from rayfed.simulation.client.diagnosis import private_layers
+from rayfed.simulation.client.local import PRIVATE
+from rayfed.simulation.client.runtime import ClientRuntime, Evaluation
+from rayfed.simulation.client.server_message import Sent, Split, State
+from rayfed.simulation.client.visit import ObservationRequest, ObservedClient, Truth
+from rayfed.simulation.inputs import scorer
+from rayfed.simulation.tables import Rows, Scored
 from rayfed.store.images import encode_png
+from rayfed.threat_model.observations import ObservationBuilder
 from rayfed.update import Observation
 
 _EVALUATED = 500

@@ -12,18 +12,18 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from rayfed import seeds
 from rayfed.attacks.base import Guess, Inference, failed
-from rayfed.attacks.telling import Standing
-from rayfed.client import plan
-from rayfed.client.sent import Sent, State
-from rayfed.client.visit import ObservationRequest
-from rayfed.engine.clock import SENT
-from rayfed.engine.executor import Call, Crashed, Done, Hear, Overdue, Ref, Run
-from rayfed.engine.progress import NoteOnce, Progress
-from rayfed.engine.tables import RoundTables, Scored
+from rayfed.attacks.progress import Standing
+from rayfed.core import seeds
 from rayfed.errors import UserError
 from rayfed.scenario import AttackSpec, ResolvedArm, Scenario
+from rayfed.simulation.client import plan
+from rayfed.simulation.client.server_message import Sent, State
+from rayfed.simulation.client.visit import ObservationRequest
+from rayfed.simulation.executors.base import Call, Crashed, Done, Hear, Overdue, Ref, Run
+from rayfed.simulation.progress import NoteOnce, Progress
+from rayfed.simulation.tables import RoundTables, Scored
+from rayfed.simulation.virtual_time.clock import SENT
 from rayfed.store.schemas import TABLES, UNPLAYED, WANT_OF_TIME
 
 
@@ -119,7 +119,7 @@ class _TimeIsUp(BaseException):
 
 
 class RunAttackers(Protocol):
-    """Interface of a function that runs attack calls (`rayfed.engine.executor.Executor.run_attackers`)."""
+    """Interface of a function that runs attack calls (`rayfed.simulation.executors.base.Executor.run_attackers`)."""
 
     def __call__(self, calls: Sequence[Call], hear: Hear | None = None, ahead: bool = False) -> Iterator[Done]:
         """Run attack calls, and yield each call with its result as it ends."""

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from rayfed.client.runtime import Evaluation
-from rayfed.client.sent import Split, State
+from rayfed.core.losses import Loss
+from rayfed.core.objective import NO_TARGET
 from rayfed.data.base import Dataset
-from rayfed.engine.executor import Call, Ref, Run
 from rayfed.errors import DataError
-from rayfed.losses import Loss
-from rayfed.objective import NO_TARGET
+from rayfed.simulation.client.runtime import Evaluation
+from rayfed.simulation.client.server_message import Split, State
+from rayfed.simulation.executors.base import Call, Ref, Run
 
 _ONE_SIDED = 1.645
 """95 % quantile of the standard normal distribution."""

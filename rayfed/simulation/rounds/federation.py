@@ -7,17 +7,17 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from rayfed.aggregation.server_optimiser import ServerOptimiser
-from rayfed.client import plan
-from rayfed.client.arm import Arm, aggregation_of
-from rayfed.client.malicious import Malicious
-from rayfed.client.sent import State
 from rayfed.crypto.masking import Transcript
-from rayfed.engine.attacking import Attacks, LoadStates
-from rayfed.engine.clock import Clock
-from rayfed.engine.executor import Call, Executor, Ref, within
-from rayfed.engine.inputs import Inputs
-from rayfed.engine.progress import NoteOnce, Progress
-from rayfed.engine.server import ArmState, ServerRole
+from rayfed.simulation.client import plan
+from rayfed.simulation.client.arm import Arm, aggregation_of
+from rayfed.simulation.client.malicious import Malicious
+from rayfed.simulation.client.server_message import State
+from rayfed.simulation.executors.base import Call, Executor, Ref, within
+from rayfed.simulation.inputs import Inputs
+from rayfed.simulation.progress import NoteOnce, Progress
+from rayfed.simulation.rounds.attacks import Attacks, LoadStates
+from rayfed.simulation.server import ArmState, ServerRole
+from rayfed.simulation.virtual_time.clock import Clock
 
 
 class Served(NamedTuple):

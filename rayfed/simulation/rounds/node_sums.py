@@ -12,8 +12,8 @@ from itertools import groupby
 
 import numpy as np
 
-from rayfed.engine.executor import Call, Gone, Lost, Ref, Run
-from rayfed.engine.stragglers import Partials, Portion, Result
+from rayfed.simulation.executors.base import Call, Gone, Lost, Ref, Run
+from rayfed.simulation.executors.stragglers import Partials, Portion, Result
 
 FAN_IN = 8
 """Maximum number of partial results that one call adds; an actor holds all of them at once."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from rayfed.client import plan
-from rayfed.client.sent import State
-from rayfed.engine.executor import Call, Ref
-from rayfed.engine.federation import Federation
+from rayfed.simulation.client import plan
+from rayfed.simulation.client.server_message import State
+from rayfed.simulation.executors.base import Call, Ref
+from rayfed.simulation.rounds.federation import Federation
 
 
 def consult(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rayfed.engine.executor import Lost
-from rayfed.engine.federation import Federation
-from rayfed.engine.tables import RoundTables
 from rayfed.errors import ResourceError
+from rayfed.simulation.executors.base import Lost
+from rayfed.simulation.rounds.federation import Federation
+from rayfed.simulation.tables import RoundTables
 
 RETRIES = 3
 """Number of times that a round is rerun."""

@@ -9,15 +9,17 @@ from typing import Any
 
 from rayfed.aggregation.asynchronous import AsynchronousRule
 from rayfed.aggregation.base import AnyAggregation, InteractiveAggregation
-from rayfed.client import plan
-from rayfed.client.arm import Arm
-from rayfed.client.failures import check_left
-from rayfed.client.sent import Sent, Split, State
-from rayfed.engine import node_sums
-from rayfed.engine.admission import Admission
-from rayfed.engine.attacking import Begun
-from rayfed.engine.clock import DROPPED, SENT, RoundClock
-from rayfed.engine.evaluation import (
+from rayfed.errors import ScenarioError
+from rayfed.scenario import Scenario
+from rayfed.simulation.client import plan
+from rayfed.simulation.client.arm import Arm
+from rayfed.simulation.client.failures import check_left
+from rayfed.simulation.client.server_message import Sent, Split, State
+from rayfed.simulation.executors.base import Call, Ref
+from rayfed.simulation.executors.stragglers import Cohort, Portion, StragglerHandling, portions, rows_of, shares, told
+from rayfed.simulation.rounds import node_sums
+from rayfed.simulation.rounds.attacks import Begun
+from rayfed.simulation.rounds.evaluation import (
     Found,
     evaluate,
     evaluate_backdoors,
@@ -26,16 +28,14 @@ from rayfed.engine.evaluation import (
     measure_private_layers,
     slices,
 )
-from rayfed.engine.executor import Call, Ref
-from rayfed.engine.federation import Federation, Served
-from rayfed.engine.flights import Flights
-from rayfed.engine.node_sums import NodeSums, homes
-from rayfed.engine.questions import consult
-from rayfed.engine.server import ArmState, Kept
-from rayfed.engine.stragglers import Cohort, Portion, StragglerHandling, portions, rows_of, shares, told
-from rayfed.engine.tables import RoundTables, Rows
-from rayfed.errors import ScenarioError
-from rayfed.scenario import Scenario
+from rayfed.simulation.rounds.federation import Federation, Served
+from rayfed.simulation.rounds.node_sums import NodeSums, homes
+from rayfed.simulation.rounds.questions import consult
+from rayfed.simulation.server import ArmState, Kept
+from rayfed.simulation.tables import RoundTables, Rows
+from rayfed.simulation.virtual_time.admission import Admission
+from rayfed.simulation.virtual_time.clock import DROPPED, SENT, RoundClock
+from rayfed.simulation.virtual_time.flights import Flights
 from rayfed.update import Named
 
 States = dict[str, dict[int, State]]

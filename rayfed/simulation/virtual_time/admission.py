@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rayfed.client.failures import Failed
-from rayfed.client.runtime import CohortReport
-from rayfed.engine.clock import Closing, RoundClock
-from rayfed.engine.stragglers import Cohort, Portion, Result
-from rayfed.engine.tables import Rows
+from rayfed.simulation.client.failures import Failed
+from rayfed.simulation.client.runtime import CohortReport
+from rayfed.simulation.executors.stragglers import Cohort, Portion, Result
+from rayfed.simulation.tables import Rows
+from rayfed.simulation.virtual_time.clock import Closing, RoundClock
 
 
 @dataclass

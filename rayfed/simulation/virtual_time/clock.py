@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from rayfed.client.devices import devices, fails
-from rayfed.engine.inputs import Inputs
-from rayfed.engine.tables import Rows
-from rayfed.engine.work import Work, counted
 from rayfed.scenario import ResolvedArm, Scenario
 from rayfed.scenario.system import System
+from rayfed.simulation.client.devices import devices, fails
+from rayfed.simulation.inputs import Inputs
+from rayfed.simulation.tables import Rows
+from rayfed.simulation.virtual_time.work import Work, counted
 
 LATE, SURPLUS = "was late", "was not waited for"
 LOST, SMALL = "dropped out", "had too little memory"

@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from rayfed.engine.clock import RoundClock
-from rayfed.engine.executor import Ref
-from rayfed.engine.tables import Row, Rows
+from rayfed.simulation.executors.base import Ref
+from rayfed.simulation.tables import Row, Rows
+from rayfed.simulation.virtual_time.clock import RoundClock
 
 
 @dataclass(frozen=True)

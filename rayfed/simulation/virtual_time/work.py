@@ -23,14 +23,14 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rayfed import gradients
-from rayfed.client.arm import Arm
-from rayfed.client.local import local_training, private_training, privately_trained, update_method
-from rayfed.client.runtime import ClientRuntime
-from rayfed.client.sent import Sent
 from rayfed.defences.base import Task
-from rayfed.engine.inputs import Inputs
 from rayfed.errors import UserError
 from rayfed.scenario import Training
+from rayfed.simulation.client.arm import Arm
+from rayfed.simulation.client.local import local_training, private_training, privately_trained, update_method
+from rayfed.simulation.client.runtime import ClientRuntime
+from rayfed.simulation.client.server_message import Sent
+from rayfed.simulation.inputs import Inputs
 from rayfed.update import LocalTraining
 
 _MOST = 8

@@ -1,13 +1,13 @@
 """Grants: knowledge of an attacker, one grant per file; `TABLE` lists the values of `knowledge`."""
 
 TABLE: dict[str, str] = {
-    "labels": "rayfed.client.grants.labels:Labels",
-    "public": "rayfed.client.grants.public:Public",
-    "defence": "rayfed.client.grants.defence:KnownDefence",
-    "code": "rayfed.client.grants.code:KnownCode",
-    "candidates": "rayfed.client.grants.candidates:Candidates",
-    "activations": "rayfed.client.grants.activations:Activations",
-    "colluder": "rayfed.client.grants.colluder:Colluder",
-    "key": "rayfed.client.grants.key:Key",
-    "lock": "rayfed.client.grants.lock:Lock",
+    "labels": "rayfed.threat_model.grants.labels:Labels",
+    "public": "rayfed.threat_model.grants.public:Public",
+    "defence": "rayfed.threat_model.grants.defence:KnownDefence",
+    "code": "rayfed.threat_model.grants.code:KnownCode",
+    "candidates": "rayfed.threat_model.grants.candidates:Candidates",
+    "activations": "rayfed.threat_model.grants.activations:Activations",
+    "colluder": "rayfed.threat_model.grants.colluder:Colluder",
+    "key": "rayfed.threat_model.grants.key:Key",
+    "lock": "rayfed.threat_model.grants.lock:Lock",
 }

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rayfed.client.grants.base import Grant
 from rayfed.registry import component
+from rayfed.threat_model.grants.base import Grant
 
 if TYPE_CHECKING:
-    from rayfed.client.visit import ObservedClient, Truth
     from rayfed.scenario import AttackSpec, Scenario
+    from rayfed.simulation.client.visit import ObservedClient, Truth
     from rayfed.update import Update
 
 
@@ -33,7 +33,7 @@ class Activations(Grant):
         """Return the activations (N, ...) of the victim's private layers, in the order of the true samples."""
         import torch
 
-        from rayfed import seeds
+        from rayfed.core import seeds
 
         state = observed.trained(observed.client)
         order = observed.runtime.order(observed.visit.sent, observed.client)

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from rayfed.client.arm import Arm
-    from rayfed.client.runtime import ClientRuntime
-    from rayfed.client.visit import ObservedClient, Truth
     from rayfed.scenario import AttackSpec, Scenario
+    from rayfed.simulation.client.arm import Arm
+    from rayfed.simulation.client.runtime import ClientRuntime
+    from rayfed.simulation.client.visit import ObservedClient, Truth
     from rayfed.update import Named, Update
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rayfed.client.grants.base import Grant
 from rayfed.registry import component
+from rayfed.threat_model.grants.base import Grant
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from rayfed.client.visit import ObservedClient, Truth
+    from rayfed.simulation.client.visit import ObservedClient, Truth
     from rayfed.update import Update
 
 KINDS = ("member", "non-member")
@@ -53,7 +53,7 @@ class Candidates(Grant):
 
     def hides(self, observed: ObservedClient, truth: Truth) -> Truth:
         """Return the truth, extended by each candidate's membership."""
-        from rayfed.client.visit import Candidate
+        from rayfed.simulation.client.visit import Candidate
 
         rows, order = self._drawn(observed, truth)
         numbers = [*truth.indices[rows[0]], *rows[1]]
@@ -68,7 +68,7 @@ class Candidates(Grant):
         """
         import numpy as np
 
-        from rayfed import seeds
+        from rayfed.core import seeds
 
         runtime = observed.runtime
         split, unseen = runtime.untrained(observed.client)

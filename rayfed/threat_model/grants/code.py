@@ -6,18 +6,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
 
-from rayfed.client.grants.base import Grant
+from rayfed.core.reasons import Reason
 from rayfed.defences import TABLE
-from rayfed.reasons import Reason
 from rayfed.registry import component
+from rayfed.threat_model.grants.base import Grant
 
 if TYPE_CHECKING:
-    from rayfed.client.arm import Arm
-    from rayfed.client.grants.declaration_check import Mismatch
-    from rayfed.client.observation_model import ObservationModel
-    from rayfed.client.runtime import ClientRuntime
-    from rayfed.client.visit import ObservedClient, Truth
     from rayfed.defences.base import Defence
+    from rayfed.simulation.client.arm import Arm
+    from rayfed.simulation.client.runtime import ClientRuntime
+    from rayfed.simulation.client.visit import ObservedClient, Truth
+    from rayfed.threat_model.grants.declaration_check import Mismatch
+    from rayfed.threat_model.observation_model import ObservationModel
     from rayfed.update import Observation, Update
 
 _built: WeakKeyDictionary[ClientRuntime, dict[tuple[str, bool], Arm]] = WeakKeyDictionary()
@@ -67,7 +67,7 @@ def check_on_true_samples(observed: ObservedClient, observation: Observation, tr
     names = ", ".join(type(defence).__name__ for defence in arm.defences if is_of_user(defence))
     if not names:
         return truth
-    from rayfed.client.grants.declaration_check import find_mismatch_on_client
+    from rayfed.threat_model.grants.declaration_check import find_mismatch_on_client
 
     known = _checked_on_clients.setdefault(observed.runtime, {})
     key = observed.visit.arm, observed.attack.observes, observed.round, observed.client, tuple(observed.indices)
@@ -84,7 +84,7 @@ def check_on_true_samples(observed: ObservedClient, observation: Observation, tr
 
 def _build_attackers_arm(observed: ObservedClient, with_truth: bool = False) -> Arm:
     """Return the arm built again for the attacker, because the client's defences may hold its samples."""
-    from rayfed.client.arm import build_arm
+    from rayfed.simulation.client.arm import build_arm
 
     runtime, name = observed.runtime, observed.visit.arm
     known = _built.setdefault(runtime, {})
@@ -118,7 +118,7 @@ def _knows_public(observed: ObservedClient) -> bool:
 
 
 def _find_reason(observed: ObservedClient) -> tuple[Reason | None, str]:
-    from rayfed.client.grants.declaration_check import find_mismatch
+    from rayfed.threat_model.grants.declaration_check import find_mismatch
 
     declared = _build_model(observed)
     undeclared = [defence for defence in declared.defences if not defence.is_declared]
@@ -145,7 +145,7 @@ def is_of_user(defence: Defence) -> bool:
 
 
 def _build_model(observed: ObservedClient) -> ObservationModel:
-    from rayfed.client.observation_model import ObservationModel
+    from rayfed.threat_model.observation_model import ObservationModel
 
     defences = _build_attackers_arm(observed).defences
     return ObservationModel(defences, clients_per_round=observed.runtime.scenario.clients_per_round)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rayfed.client.grants.base import Grant
 from rayfed.errors import ScenarioError
 from rayfed.registry import component
+from rayfed.threat_model.grants.base import Grant
 
 if TYPE_CHECKING:
-    from rayfed.client.visit import ObservedClient, Truth
     from rayfed.scenario import AttackSpec, Scenario
+    from rayfed.simulation.client.visit import ObservedClient, Truth
     from rayfed.update import Named, Update
 
 
@@ -52,7 +52,7 @@ def colluder(scenario: Scenario, round: int, victim: int) -> int:
 
     Raises `ScenarioError` if no other client is sampled.
     """
-    from rayfed.client.plan import drawn_clients
+    from rayfed.simulation.client.plan import drawn_clients
 
     others = [client for client in drawn_clients(scenario, round) if client != victim]
     if not others:

@@ -29,12 +29,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rayfed import gradients, seeds
-from rayfed.client.local import data_method, gradient_method, wrap_updates
-from rayfed.client.observation_model import ObservationModel
+from rayfed import gradients
+from rayfed.core import seeds
 from rayfed.defences.base import Task
 from rayfed.gradients import flatten, per_sample_gradients, unflatten
 from rayfed.models.build import is_stochastic
+from rayfed.simulation.client.local import data_method, gradient_method, wrap_updates
+from rayfed.threat_model.observation_model import ObservationModel
 from rayfed.update import Named, Observation, Update
 
 _DRAWS, _FEWER_DRAWS, _MANY_VALUES = 64, 16, 2**20

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rayfed.client.grants.base import Grant
 from rayfed.registry import component
+from rayfed.threat_model.grants.base import Grant
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from rayfed.client.visit import ObservedClient, Truth
     from rayfed.defences.base import Defence
     from rayfed.scenario import Training
+    from rayfed.simulation.client.visit import ObservedClient, Truth
     from rayfed.update import Named, Observation, Update
 
 
@@ -37,9 +37,9 @@ class DefendedClient:
         """Return the defended update for inputs (N, *shape) and labels (N,), from the weights sent to the victim."""
         import torch
 
-        from rayfed import seeds
-        from rayfed.client.local import update_method
-        from rayfed.client.observation_model import ObservationModel
+        from rayfed.core import seeds
+        from rayfed.simulation.client.local import update_method
+        from rayfed.threat_model.observation_model import ObservationModel
 
         declared = ObservationModel(self.defences, self.clients_per_round)
         work, sent = update_method(self.training, self.defences), []
@@ -67,7 +67,7 @@ class KnownDefence(Grant):
 
         For a protected update, the masks are returned as a function, as they would reveal which values are zero.
         """
-        from rayfed.client.observation_model import LeftAlone
+        from rayfed.threat_model.observation_model import LeftAlone
 
         hooks = "exposed", "exposed_in_mean"
         defences = tuple(defence for defence in observed.arm.defences if defence.overrides(*hooks))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rayfed.client.grants.base import Grant
 from rayfed.registry import component
+from rayfed.threat_model.grants.base import Grant
 
 if TYPE_CHECKING:
-    from rayfed.client.visit import ObservedClient, Truth
+    from rayfed.simulation.client.visit import ObservedClient, Truth
     from rayfed.update import Update
 
 
@@ -26,7 +26,7 @@ class Labels(Grant):
         """Return the sorted labels of the attacked samples: (N,) int64, rows of numbers (N, k) or masks (N, ...)."""
         import torch
 
-        from rayfed import losses
+        from rayfed.core import losses
 
         if losses.of(observed.arm.model).takes == "tokens":
             return {}

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rayfed.client.grants.base import Grant
 from rayfed.registry import component
+from rayfed.threat_model.grants.base import Grant
 
 if TYPE_CHECKING:
-    from rayfed.client.runtime import ClientRuntime
     from rayfed.scenario import AttackSpec, Scenario
+    from rayfed.simulation.client.runtime import ClientRuntime
 
 
 @component

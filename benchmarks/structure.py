@@ -4,9 +4,9 @@
     python -m benchmarks.structure --draw docs/architecture.svg
 
 Everything is measured on the parsed text, so any checkout can be measured, and none of its code is imported. A room is
-a module or package directly in `rayfed`, or `actors`; floors are those of the checkout's own `tests/test_layers.py`.
-An import counts wherever it is written, in a function and under `TYPE_CHECKING` too. Lines are those that are not
-blank.
+a module or package directly in `rayfed`, or `actors`; floors are those of the checkout's own
+`tests/repository/test_layers.py`. An import counts wherever it is written, in a function and under `TYPE_CHECKING` too.
+Lines are those that are not blank.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Code:
 
     @cached_property
     def floors(self) -> dict[str, int]:
-        """Room -> its floor, 0 at the bottom; empty where `tests/test_layers.py` has no `FLOORS`."""
+        """Room -> its floor, 0 at the bottom; empty where `tests/repository/test_layers.py` has no `FLOORS`."""
         file = self.root / "tests" / "test_layers.py"
         for node in ast.parse(file.read_text()).body if file.exists() else ():
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "FLOORS":

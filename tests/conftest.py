@@ -138,7 +138,7 @@ def ray_session(compiled_modules: None) -> Iterator[None]:
     """
     import ray
 
-    from tests.run_fixtures import CPUS, sharing_actors
+    from tests.helpers.run_fixtures import CPUS, sharing_actors
 
     ray.init(address="local", num_cpus=CPUS, include_dashboard=False, log_to_driver=False)
     with sharing_actors():

@@ -13,7 +13,7 @@ from rayfed.metrics.known import default_names
 from rayfed.store.folder import RunFolder
 from rayfed.store.images import encode_png
 from rayfed.update import Encrypted, Masked
-from tests.result_fixtures import attacked, small_run
+from tests.helpers.result_fixtures import attacked, small_run
 
 NOISE = [{"name": "gaussian", "sigma": 0.1}]
 METRICS = {"names": ["psnr", "ssim", "lpips_alex", "label_accuracy"], "success": {"psnr": 15.0}}

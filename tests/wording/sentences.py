@@ -62,7 +62,7 @@ from rayfed.store.finding import (
     RecoveredLabels,
     State,
 )
-from tests.result_fixtures import setting
+from tests.helpers.result_fixtures import setting
 
 ADAPTIVE = Attacker("dlg", ("defence", "code"))
 CRITERION = Criterion.of("pixels", 15.0)

@@ -32,8 +32,8 @@ from rayfed.report.text import recommendation
 from rayfed.results.loading import load
 from rayfed.store.exits import status
 from rayfed.version import __version__
-from tests.report_fixtures import make_sweep
-from tests.result_fixtures import small_sweep
+from tests.helpers.report_fixtures import make_sweep
+from tests.helpers.result_fixtures import small_sweep
 from tests.wording.runs import Case
 
 CPU = "resources: {clients: {num_gpus: 0}, attackers: {num_gpus: 0}}"

@@ -34,7 +34,7 @@ path { fill: none }
 def drawn(code: Code) -> str:
     """The picture of one checkout as SVG. Raises `SystemExit` where its `FLOORS` do not name all rooms."""
     if unknown := sorted(code.rooms.keys() - code.floors):
-        raise SystemExit(f"FLOORS in tests/repository/test_layers.py does not name {', '.join(unknown)}")
+        raise SystemExit(f"FLOORS in tests/helpers/layers.py does not name {', '.join(unknown)}")
     picture = _Picture(code)
     height = TOP + PITCH * len(picture.floors) - 50
     return "\n".join(

@@ -5,7 +5,7 @@
 
 Everything is measured on the parsed text, so any checkout can be measured, and none of its code is imported. A room is
 a module or package directly in `rayfed`, or `actors`; floors are those of the checkout's own
-`tests/repository/test_layers.py`. An import counts wherever it is written, in a function and under `TYPE_CHECKING` too.
+`tests/helpers/layers.py`. An import counts wherever it is written, in a function and under `TYPE_CHECKING` too.
 Lines are those that are not blank.
 """
 
@@ -77,8 +77,8 @@ class Code:
 
     @cached_property
     def floors(self) -> dict[str, int]:
-        """Room -> its floor, 0 at the bottom; empty where `tests/repository/test_layers.py` has no `FLOORS`."""
-        file = self.root / "tests" / "test_layers.py"
+        """Room -> its floor, 0 at the bottom; empty where `tests/helpers/layers.py` has no `FLOORS`."""
+        file = self.root / "tests" / "helpers" / "layers.py"
         for node in ast.parse(file.read_text()).body if file.exists() else ():
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "FLOORS":
                 floors = ast.literal_eval(node.value)

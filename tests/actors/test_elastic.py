@@ -10,8 +10,8 @@ from rayfed import scenario as scenarios
 from rayfed.runs import runner
 from rayfed.simulation.executors.local import local
 from rayfed.simulation.progress import Progress
-from tests.actors.test_faults import in_own_process
 from tests.helpers import faults
+from tests.helpers.processes import in_own_process
 
 pytestmark = pytest.mark.engine
 

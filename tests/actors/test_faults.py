@@ -7,7 +7,6 @@ import errno
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -47,6 +46,7 @@ from rayfed.threat_model.observations import ObservationBuilder
 from rayfed.update import Update
 from tests.conftest import REPOSITORY, missing
 from tests.helpers import faults
+from tests.helpers.processes import in_own_process, user_namespaces
 from tests.helpers.run_fixtures import Noting, assert_same_bits, weights
 
 TEXT = """
@@ -497,10 +497,6 @@ if "rayfed" in sys.orig_argv:
 """
 
 
-def user_namespaces() -> bool:
-    return subprocess.run(["unshare", "-Urm", "true"], capture_output=True, check=False).returncode == 0
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs a file system in memory")
 def test_a_file_system_that_is_full(alone: tuple[Path, float], tmp_path: Path) -> None:
@@ -512,18 +508,6 @@ def test_a_file_system_that_is_full(alone: tuple[Path, float], tmp_path: Path) -
     assert run is not None
     assert not faults.differences(run, expected)
     assert not disturbed.left()
-
-
-def in_own_process(code: str, *arguments: str) -> str:
-    """What a script prints that has a Ray of its own, of which nothing is left afterwards."""
-    command = faults.Command(["-c", code, *arguments], {})
-    try:
-        assert command.wait(240) == 0, command.said()[-3000:]
-    finally:
-        command.process.kill()
-        command.left()
-    command.output.seek(0)
-    return command.output.read()
 
 
 NODE = """

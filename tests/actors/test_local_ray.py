@@ -18,9 +18,9 @@ from actors import local_ray, ray_files
 from rayfed.errors import UserError, plain
 from rayfed.runs.recorder import RunRecorder
 from rayfed.store.folder import RunFolder
-from tests.actors.test_faults import in_own_process, user_namespaces
 from tests.conftest import REPOSITORY, missing
 from tests.helpers import faults
+from tests.helpers.processes import in_own_process, user_namespaces
 
 STARTING = local_ray.starting
 """Itself, in whose place tests have nothing."""

@@ -31,7 +31,7 @@ from rayfed.store.folder import RunFolder
 from rayfed.threat_model.observations import Truth
 from tests.helpers.faults import differences
 from tests.helpers.run_fixtures import Killer, Noting, Spied, assert_same_bits, kill, spied_launch, weights
-from tests.runs.test_runs import ATTACK, BOOSTED, assert_same_votes, parsed
+from tests.helpers.small_runs import ATTACK, BOOSTED, assert_same_votes, parsed
 
 APART = "resources.server.num_cpus=0"
 """Asks for an actor for the server, which else is in this process where all that it does is add."""

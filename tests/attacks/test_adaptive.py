@@ -30,8 +30,8 @@ from rayfed.simulation.executors.worker import ClientWorker
 from rayfed.simulation.inputs import prepare
 from rayfed.store.finding import State
 from rayfed.update import Observation
-from tests.audit.test_audit import row
 from tests.helpers.attack_fixtures import psnr
+from tests.helpers.audit_rows import row
 from tests.helpers.planted.defences import Clipped, KnownNoise, NoiseOn, repaint
 from tests.helpers.planted.models import Dense
 from tests.helpers.planted.plants import DEFENCES, MODELS

@@ -14,9 +14,9 @@ from rayfed.core.reasons import Reason
 from rayfed.evidence.criteria import Criterion
 from rayfed.evidence.findings import findings
 from rayfed.update import LocalTraining
-from tests.attacks.test_closed_forms import digits
-from tests.audit.test_audit import row
 from tests.helpers.attack_fixtures import observe, psnr, seeded
+from tests.helpers.audit_rows import row
+from tests.helpers.images import digits
 
 
 class Kept(nn.Module):

@@ -30,11 +30,7 @@ from rayfed.core.shipped import shipped
 from rayfed.models.build import build_model
 from rayfed.update import Named, Observation
 from tests.helpers.attack_fixtures import digit, observe, photo, psnr, seeded
-
-
-def digits(count: int, seed: int, classes: int = 10) -> tuple[Tensor, Tensor]:
-    chosen = torch.randperm(1700, generator=seeded(seed)[0])[:count].tolist()
-    return torch.cat([digit(i) for i in chosen]), torch.tensor([int(load_digits().target[i]) % classes for i in chosen])
+from tests.helpers.images import digits
 
 
 def perceptron(

@@ -25,6 +25,7 @@ from rayfed.simulation.client.visit import ClientVisit
 from rayfed.simulation.inputs import prepare
 from rayfed.threat_model.observations import ObservationBuilder
 from rayfed.update import Observation
+from tests.helpers.images import large_digits
 
 SGD = Training(algorithm="fedsgd", batch_size=None)
 MODELS = {"lenet": {}, "convnet": {"width": 16}}
@@ -63,12 +64,6 @@ def quality(true: Tensor, found: Tensor) -> Tensor:
     return -10 * error.log10()
 
 
-def digits(count: int, seed: int) -> tuple[Tensor, Tensor]:
-    data = build("datasets", "digits", {"size": 28}).load()
-    rows = np.random.default_rng(seed).choice(len(data.train_labels), count, replace=False)
-    return torch.from_numpy(data.train_images[rows]).float() / 255, torch.from_numpy(data.train_labels[rows])
-
-
 DIGITS = (0.305, 0.033)
 """The mean and deviation of the digits' brightness."""
 
@@ -90,7 +85,7 @@ def test_bins_have_equal_mass() -> None:
 def test_images_alone_in_their_bin_are_exact(model: str, variant: str) -> None:
     attack = Imprint(variant=variant, brightness=DIGITS)  # type: ignore[arg-type]
     net = build_model(model, MODELS[model], (1, 28, 28), 10, seed=5)
-    images, labels = digits(32, seed=11)
+    images, labels = large_digits(32, seed=11)
     seen = victim(attack, net, images, labels)
     single = alone(seen, images)
     assert single.sum() >= 12
@@ -100,7 +95,7 @@ def test_images_alone_in_their_bin_are_exact(model: str, variant: str) -> None:
 def test_a_shared_bin_holds_a_weighted_mean() -> None:
     attack = Imprint(variant="sparse", brightness=DIGITS)
     net = build_model("lenet", {}, (1, 28, 28), 10, seed=5)
-    images, labels = digits(1, seed=2)
+    images, labels = large_digits(1, seed=2)
     pair = torch.cat([images, images.roll(5, -1)])  # equally bright
     found = rebuilt(attack, net, victim(attack, net, pair, labels.repeat(2)))[0]
     basis = pair.flatten(1).double()
@@ -127,7 +122,7 @@ def test_collisions_are_as_frequent_as_the_closed_form_says() -> None:
 def test_local_steps_leave_the_sparse_bins_in_place() -> None:
     training = Training(epochs=2, batch_size=8, lr=0.1)
     net = build_model("lenet", {}, (1, 28, 28), 10, seed=5)
-    images, labels = digits(32, seed=11)
+    images, labels = large_digits(32, seed=11)
     share = {}
     for variant in ("relu", "sparse"):
         attack = Imprint(variant=variant, brightness=DIGITS)  # type: ignore[arg-type]
@@ -141,7 +136,7 @@ def test_local_steps_leave_the_sparse_bins_in_place() -> None:
 def test_labels_are_read_and_a_normalisation_does_not_matter(normalise: tuple[list[float], list[float]] | None) -> None:
     attack = Imprint(bins=512, brightness=DIGITS)
     net = build_model("lenet", {}, (1, 28, 28), 10, seed=3, normalise=normalise)
-    images, labels = digits(6, seed=4)
+    images, labels = large_digits(6, seed=4)
     seen = victim(attack, net, images, labels)
     assert alone(seen, images).all()
     [found] = attack.reconstruct([seen], net, [torch.Generator().manual_seed(0)])
@@ -150,7 +145,7 @@ def test_labels_are_read_and_a_normalisation_does_not_matter(normalise: tuple[li
 
 
 def test_the_public_images_set_the_bins() -> None:
-    images, _ = digits(200, seed=1)
+    images, _ = large_digits(200, seed=1)
     brightness = images.flatten(1).mean(1)
     net = build_model("lenet", {}, (1, 28, 28), 10, seed=3)
     arguments = (net, weights_of(net), buffers_of(net), (1, 28, 28))

@@ -28,7 +28,7 @@ from rayfed.simulation.client.visit import ClientVisit, ObservedClient
 from rayfed.simulation.inputs import prepare
 from rayfed.threat_model.observations import ObservationBuilder
 from rayfed.update import Observation
-from tests.attacks.test_imprint import digits
+from tests.helpers.images import large_digits
 
 ADAPTED = registry.dotted(shipped("scenarios") / "adapters.py", "AdaptedVit")
 AdaptedVit: Any = registry.find("models", ADAPTED)
@@ -204,7 +204,7 @@ def cut(images: Tensor) -> Tensor:
     ],
 )
 def test_a_single_image_is_exact(net: Any) -> None:
-    model, (images, labels) = net(), digits(1, seed=4)
+    model, (images, labels) = net(), large_digits(1, seed=4)
     found = rebuilt(model, victim(model, images, labels))
     assert found.status == "ok"
     assert ALL in str(found.message)
@@ -259,7 +259,7 @@ def test_two_images_that_share_bins_are_not_read_for_sure() -> None:
 
 
 def test_the_gain_lifts_adapters_above_noise() -> None:
-    net, (images, labels) = adapted(), digits(1, seed=4)
+    net, (images, labels) = adapted(), large_digits(1, seed=4)
     found = {}
     for gain in (1.0, 1e6):
         seen = victim(net, images, labels, gain=gain)
@@ -292,7 +292,7 @@ def test_what_a_client_was_sent_stays_as_it_was() -> None:
     ],
 )
 def test_other_models_are_not_applicable(net: Any, why: str) -> None:
-    model, (images, labels) = net(), digits(1, seed=4)
+    model, (images, labels) = net(), large_digits(1, seed=4)
     seen = victim(model, images, labels)
     found = rebuilt(model, seen)
     assert found.status == "not applicable"
@@ -332,7 +332,7 @@ def _with_lora() -> nn.Module:
     ],
 )
 def test_weights_of_other_precision_are_read_or_it_is_said_why_not(kind: str, dtype: torch.dtype, why: str) -> None:
-    (images, labels), cast = digits(1, seed=4), kind == "Cast"
+    (images, labels), cast = large_digits(1, seed=4), kind == "Cast"
     net = adapted(kind=f"{__name__}:{kind}").to(dtype)
     found = rebuilt(net, victim(net, images if cast else images.to(dtype), labels))
     assert why in str(found.message)
@@ -348,7 +348,7 @@ def test_a_model_that_no_weights_make_pass_patches_on_stays_as_it_is() -> None:
 
 
 def test_an_honest_server_reads_nothing() -> None:
-    net, (images, labels) = adapted(), digits(1, seed=4)
+    net, (images, labels) = adapted(), large_digits(1, seed=4)
     task = Task(0, 0, net, weights_of(net), buffers_of(net), Batch(images, labels), torch.Generator(), order=0)
     sent = update_method(SGD, [])(task)
     found = rebuilt(net, Observation(0, 0, task.weights, task.buffers, sent.tensors, 1.0, 1, Pixels(*SHAPE), 10))

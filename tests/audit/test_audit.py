@@ -48,26 +48,13 @@ from rayfed.store.finding import Elsewhere, NotRun
 from rayfed.store.folder import RunFolder
 from rayfed.store.schemas import UNPLAYED, WANT_OF_TIME
 from rayfed.update import LocalTraining, Observation
-from tests.cli.test_cli import run
 from tests.conftest import REPOSITORY
 from tests.helpers.attack_fixtures import digit, observe
+from tests.helpers.audit_rows import row
+from tests.helpers.command import run
 
 IMAGES = Criterion.of("pixels", None)
 LOCAL = ("--executor", "local")
-
-
-def row(arm: str, batch: int, psnr: float | None, attack: str = "a", **more: Any) -> dict[str, Any]:
-    usual = {
-        "victim": 0,
-        "sample": 0,
-        "distortion": 0.0,
-        "above_baseline": 5.0,
-        "identified": 1.0,
-        "knowledge": [],
-        "fit": 1e-6,
-    }
-    usual |= {"status": "ok" if psnr is not None else "not applicable", "message": ""}
-    return {"arm": arm, "batch_size": batch, "attack": attack, "psnr": psnr, **usual, **more}
 
 
 def states(*rows: dict[str, Any]) -> dict[tuple[str, int], str]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
 from benchmarks.scaling_model import MEASURED, Costs, Plan, fitted, play
+from tests.conftest import REPOSITORY
 
 COSTS = Costs(client=0.0, cohort=10.0, call=0.002, row=0.001, fixed=0.0, bytes=0, fold=0.0, wait=0.01)
 
@@ -26,6 +26,6 @@ def test_the_page_says_how_far_the_model_is_from_measured_rounds() -> None:
     costs = fitted(measured["growing"], measured["fine"][0], bytes=4 * 13_426, fold=2.5e-9, wait=0.0)
     points = measured["growing"] + measured["fine"]
     ratios = [play(Plan(p["per_round"], p["cohorts"], 1, 2), costs)["seconds"] / p["seconds"] for p in points]
-    page = (Path(__file__).resolve().parent.parent / "docs" / "scaling.md").read_text()
+    page = (REPOSITORY / "docs" / "scaling.md").read_text()
     [within] = re.findall(r"It meets all rounds of two actors within (\d+) %", page)
     assert max(abs(ratio - 1) for ratio in ratios) <= int(within) / 100

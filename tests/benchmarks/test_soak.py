@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from benchmarks.soak import ALLOWED, judged, sample
+from tests.conftest import REPOSITORY
 
 
 def samples(growth: float, seed: int, minutes: float = 60.0) -> pa.Table:
@@ -46,7 +47,7 @@ print(sample(Path("nowhere"))["memory"] - before)
 @pytest.mark.engine
 def test_a_sample_counts_memory() -> None:
     """In a process of its own: what other tests hold in this one may be freed meanwhile."""
-    root = Path(__file__).parents[1]
+    root = REPOSITORY
     ended = subprocess.run([sys.executable, "-c", HOLDING], cwd=root, capture_output=True, text=True, check=True)
     assert float(ended.stdout) > 8_000_000 * 8 / 1e6 * 0.9
 

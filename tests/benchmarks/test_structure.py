@@ -10,13 +10,13 @@ import pytest
 from benchmarks.architecture import drawn
 from benchmarks.structure import Code, circles, main, reached
 from tests.conftest import REPOSITORY
-from tests.repository.test_layers import LEVELS, own_imports, room
+from tests.helpers.layers import LEVELS, own_imports, room
 
 FILES = {
-    "tests/repository/test_layers.py": 'FLOORS = (\n    "rayfed.low rayfed.side",\n    "rayfed.high",\n   
-    "actors",\n)\n', "rayfed/low.py": "class Thing:\n    def of(self, a, b, /, c, d, *e, f, **g): ...\n\n\ndef
-    _hidden(): ...\n", "rayfed/side.py": "from rayfed import low\n\n\ndef late():\n    from rayfed.high.one import
-    Thing\n", "rayfed/high/__init__.py": "",
+    "tests/helpers/layers.py": 'FLOORS = (\n    "rayfed.low rayfed.side",\n    "rayfed.high",\n    "actors",\n)\n',
+    "rayfed/low.py": "class Thing:\n    def of(self, a, b, /, c, d, *e, f, **g): ...\n\n\ndef _hidden(): ...\n",
+    "rayfed/side.py": "from rayfed import low\n\n\ndef late():\n    from rayfed.high.one import Thing\n",
+    "rayfed/high/__init__.py": "",
     "rayfed/high/one.py": "import torch\nfrom . import two\n\n\nclass Thing: ...\n\n\ndef _hidden(): ...\n",
     "rayfed/high/two.py": "from ..side import late\n\nif True:\n    def long():\n" + "        1\n\n" * 40,
     "actors/__init__.py": "import rayfed.low\n",

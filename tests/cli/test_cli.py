@@ -29,24 +29,12 @@ from rayfed.results.sweep_folder import SweepFolder
 from rayfed.scenario import Scenario
 from rayfed.store.folder import RunFolder
 from tests.conftest import REPOSITORY, imported
+from tests.helpers.command import LOCAL, MINIMAL, run
 from tests.helpers.report_fixtures import Page, make_sweep
 from tests.helpers.scenario_fixtures import SCENARIOS, tiny
 
-MINIMAL = """
-name: t
-data: {name: digits, size: 8, train_samples: 100, test_samples: 20}
-model: {name: mlp, hidden: [8]}
-federation: {rounds: 1, clients: 4}
-resources: {clients: {actors: 1}, attackers: {actors: 1}}
-"""
-LOCAL = ("--executor", "local")
 SHORT = ("key_lock", "tabular", "toy", "undefended")
 """Scenarios that take no more than some seconds even with a report; four others are in `test_executors`."""
-
-
-def run(*arguments: str) -> tuple[int, str]:
-    result = CliRunner().invoke(app, list(arguments))
-    return result.exit_code, " ".join(result.output.split())
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from rayfed import scenario
 from rayfed.core.shipped import scenario_names, shipped
-from tests.cli.test_cli import run
+from tests.helpers.command import run
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ from rayfed.models.pretrained import EVALUATOR, NetworkUnavailable, Origin, _sav
 from rayfed.samples import Pixels
 from rayfed.scenario.trials import check_values, planned
 from rayfed.update import list_nonfinite
-from tests.cli.test_cli import run
+from tests.helpers.command import run
 
 TEXT = """
 name: t

@@ -17,7 +17,7 @@ from rayfed.data.images import Encoded, decode
 from rayfed.data.section import data_section
 from rayfed.errors import DataError
 from rayfed.registry import build
-from tests.cli.test_cli import run
+from tests.helpers.command import run
 from tests.helpers.data_fixtures import png, random_images, write_parquet
 
 COLOURS = random_images(24, 6, 6, 3)

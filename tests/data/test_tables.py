@@ -22,7 +22,7 @@ from rayfed.data.section import data_section
 from rayfed.data.tables import read_table
 from rayfed.errors import DataError, UserError
 from rayfed.registry import build
-from tests.cli.test_cli import run
+from tests.helpers.command import run
 
 
 def frame(rows: int = 40) -> pd.DataFrame:

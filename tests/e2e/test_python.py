@@ -22,8 +22,8 @@ from rayfed.evidence.verdicts import Verdict
 from rayfed.results.loading import Run, Sweep
 from rayfed.runs.api_args import scenario_of
 from rayfed.scenario import parse
-from tests.cli.test_cli import run as command
 from tests.conftest import REPOSITORY
+from tests.helpers.command import run as command
 
 TINY: dict[str, Any] = {
     "name": "tiny",

@@ -16,7 +16,7 @@ from rayfed.errors import UserError
 from rayfed.evidence.compare import Comparison, Unpaired, changed_attacks, compare
 from rayfed.report.text.compare import value_text
 from rayfed.results.loading import load
-from tests.cli.test_cli import run
+from tests.helpers.command import run
 from tests.helpers.result_fixtures import attacked, small_run, small_sweep
 
 SCENARIO: dict[str, Any] = {

@@ -33,8 +33,8 @@ from rayfed.simulation.executors.local import local
 from rayfed.simulation.progress import Progress
 from rayfed.store import exits
 from rayfed.store.folder import REPORT, RunFolder
-from tests.cli.test_cli import run
-from tests.evidence.test_gate import SCENARIO, row
+from tests.helpers.command import run
+from tests.helpers.gate_rows import SCENARIO, row
 from tests.helpers.result_fixtures import small_run
 
 TEXT = """

@@ -48,25 +48,12 @@ from rayfed.simulation.executors.local import local
 from rayfed.simulation.progress import Progress
 from rayfed.store.finding import Doubt, Missing
 from rayfed.store.schemas import UNPLAYED
-from tests.cli.test_cli import run
 from tests.conftest import REPOSITORY
+from tests.helpers.command import run
+from tests.helpers.gate_rows import SCENARIO, row
 from tests.helpers.result_fixtures import small_sweep
 
-SCENARIO = {
-    "seed": 0,
-    "metrics": {"names": ["psnr", "ssim", "mse", "lpips_alex", "label_accuracy"], "success": {"psnr": 15.0}},
-    "arms": {"none": [], "x": [{"name": "gaussian"}], "y": [{"name": "prune"}]},
-    "federation": {},
-    "attacks": [{"name": "membership", "label": "m", "knowledge": ["candidates", "defence", "code"]}],
-}
 PSNR, LPIPS = Bound("psnr", 15.0), Bound("lpips_alex", 0.3)
-
-
-def row(arm: str, psnr: float | None = None, attack: str = "a", batch: int = 1, **more: Any) -> dict[str, Any]:
-    usual: dict[str, Any] = {"round": 0, "victim": 0, "sample": 0, "repeat": 0, "true_label": 1}
-    usual |= {"knowledge": ["defence", "code"], "fit": 1e-6}
-    usual |= {"above_baseline": 5.0, "identified": 1.0, "status": "ok", "message": "", "observes": "gradient"}
-    return usual | {"arm": arm, "attack": attack, "batch_size": batch, "psnr": psnr} | more
 
 
 def states(bound: Bound, *rows: dict[str, Any], finished: bool = True) -> dict[str, str]:

@@ -25,7 +25,7 @@ from rayfed.evidence.paired import (
 from rayfed.report.text.figures import cell_text
 from rayfed.report.text.paired import few_pairs_text, paired_grid
 from rayfed.results.loading import load
-from tests.cli.test_cli import run
+from tests.helpers.command import run
 from tests.helpers.result_fixtures import attacked, small_run, small_sweep, swept_rows
 
 SLEEP = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0], [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]

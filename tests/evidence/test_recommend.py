@@ -19,7 +19,7 @@ from rayfed.evidence.recommend import Bound, Recommendation, bound_on_best, chec
 from rayfed.evidence.settings import Weakness, settings
 from rayfed.report.text import recommendation
 from rayfed.results.loading import load
-from tests.cli.test_cli import run
+from tests.helpers.command import run
 from tests.helpers.result_fixtures import SIGMA, attacked, outcome, setting, small_run, small_sweep
 
 LEAK, USE = parse_bound("psnr<=12"), parse_bound("test_accuracy>=0.9")

@@ -28,6 +28,7 @@ from rayfed.store.images import encode_png
 
 ARMS = {"none": [], "gaussian": [{"name": "gaussian", "sigma": 0.01}], "prune": ["prune"]}
 NOISE = {"none": 0.02, "gaussian": 0.18, "prune": 0.08}
+HOSTILE = "<script>alert('x')</script>"
 ATTACKS = {"idlg": 1.0, "inverting_gradients": 1.4}
 ROUNDS, CLIENTS, BATCH = 5, 6, 4
 

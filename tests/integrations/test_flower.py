@@ -20,8 +20,8 @@ from rayfed.integrations.watch import Seen, Watch
 from rayfed.recording import Recording
 from rayfed.store.folder import RunFolder
 from rayfed.update import LocalTraining
-from tests.cli.test_cli import run
 from tests.conftest import REPOSITORY, missing
+from tests.helpers.command import run
 
 
 def net() -> nn.Sequential:

@@ -17,9 +17,9 @@ from rayfed.errors import MissingExtraError
 from rayfed.evidence.methods import Method
 from rayfed.integrations.nvflare import RecordingFilter
 from rayfed.recording import Recording
-from tests.cli.test_cli import run
 from tests.conftest import REPOSITORY
 from tests.helpers import nvflare_client as task
+from tests.helpers.command import run
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from rayfed.integrations.nvflare import _moved
 from rayfed.integrations.watch import Watch
 from rayfed.recording import Recording
 from rayfed.update import LocalTraining
-from tests.cli.test_cli import run
+from tests.helpers.command import run
 
 ONE = LocalTraining(steps=1, lr=0.1)
 CLASSES = torch.tensor([2, 0, 4, 4])

@@ -32,8 +32,8 @@ from rayfed.recording import Recording
 from rayfed.store.finding import State
 from rayfed.store.folder import RunFolder
 from rayfed.update import LocalTraining
-from tests.cli.test_cli import run
 from tests.conftest import REPOSITORY
+from tests.helpers.command import run
 from tests.helpers.data_fixtures import decoded
 
 MODEL = "tests.integrations.test_recording:Net"

@@ -26,7 +26,7 @@ from rayfed.models.wrappers import bare_name, is_wrapped, unwrap, unwrapped
 from rayfed.recording import Recording
 from rayfed.samples import Pixels
 from rayfed.update import LocalTraining
-from tests.simulation.test_defending import DP_SGD, GAUSSIAN, LOOP
+from tests.helpers.loop_fixtures import DP_SGD, GAUSSIAN, LOOP
 
 SHAPE, CLASSES = (1, 5, 3), 4
 Wrap = Callable[[nn.Module], nn.Module]

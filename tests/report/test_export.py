@@ -27,9 +27,9 @@ from rayfed.report.text.figures import USELESS, cell_text
 from rayfed.report.text.tables import OF_TWO, SINGLE, UNLIKE, grid
 from rayfed.results.loading import load
 from rayfed.store.schemas import TABLES
-from tests.cli.test_cli import run
+from tests.helpers.command import run
+from tests.helpers.report_fixtures import make_run
 from tests.helpers.result_fixtures import SIGMA, attacked, outcome, setting, small_run, small_sweep, swept_rows
-from tests.report.test_report import make_run
 
 
 def test_csv_has_every_row_and_value(tmp_path: Path) -> None:

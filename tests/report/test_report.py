@@ -32,7 +32,7 @@ from rayfed.report.text.attacks import threshold_text
 from rayfed.report.text.verdict_table import verdict_table
 from rayfed.store.folder import RunFolder
 from rayfed.store.images import encode_png
-from tests.helpers.report_fixtures import ARMS, ATTACKS, ROUNDS, Page, make_run
+from tests.helpers.report_fixtures import ARMS, ATTACKS, HOSTILE, ROUNDS, Page, make_run
 from tests.helpers.result_fixtures import attacked, small_run
 
 PRIVATE = {
@@ -201,9 +201,6 @@ def test_progress_is_shown_by_iteration_beside_the_true_image(tmp_path: Path) ->
     held = [image["alt"] for image in page.images if "at iteration" in (image["alt"] or "")]
     assert held == [f"State of dlg at iteration {i}" for _ in range(STRIPS) for i in (0, 10, 100)]
     assert sum(image["alt"] == "The true image" for image in page.images) == STRIPS
-
-
-HOSTILE = "<script>alert('x')</script>"
 
 
 @pytest.mark.engine

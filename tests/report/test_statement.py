@@ -18,10 +18,10 @@ from rayfed.report.statement.content import Section, Statement, Table
 from rayfed.report.statement.page import as_html, as_markdown, write_statement
 from rayfed.results.loading import load
 from rayfed.store.folder import RunFolder
-from tests.cli.test_cli import run
+from tests.helpers.command import run
+from tests.helpers.redaction_fixtures import KEY, REBUILT, SECRET, TRUE, on, planted
 from tests.helpers.report_fixtures import Page, make_run
 from tests.helpers.result_fixtures import attacked, small_run, small_sweep
-from tests.report.test_redaction import KEY, REBUILT, SECRET, TRUE, on, planted
 
 ANSWERS = "system: A ward | with <b>tags</b>\npeople: 40 patients\n"
 

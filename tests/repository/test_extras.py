@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from rayfed.errors import MissingExtraError, require_extra
-from tests.cli.test_cli import LOCAL, MINIMAL, run
 from tests.conftest import REPOSITORY
+from tests.helpers.command import LOCAL, MINIMAL, run
 from tests.helpers.result_fixtures import attacked, small_run
 
 EXTRAS = {

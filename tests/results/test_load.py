@@ -20,8 +20,8 @@ from rayfed.results.notebook import MOST
 from rayfed.store.folder import RunFolder
 from rayfed.store.schemas import TABLES
 from tests.conftest import REPOSITORY
+from tests.helpers.report_fixtures import ARMS, ATTACKS, HOSTILE, make_run
 from tests.helpers.result_fixtures import SIGMA, outcome, small_run, small_sweep, trial_run
-from tests.report.test_report import ARMS, ATTACKS, HOSTILE, make_run
 
 
 @pytest.fixture(scope="module")

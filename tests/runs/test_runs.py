@@ -1,6 +1,7 @@
 """Whole runs: folders that survive, the same bits after a break, and what is in the tables."""
 
 from __future__ import annotations
+from tests.helpers.small_runs import ATTACK, BOOSTED, TEXT, assert_same_votes, parsed
 
 import json
 import time
@@ -22,30 +23,10 @@ from tests.helpers.run_fixtures import assert_same_bits, weights
 
 pytestmark = pytest.mark.engine
 
-TEXT = """
-name: t
-seed: 987654321
-data: {name: digits, size: 8, train_samples: 400, test_samples: 100}
-partition: {name: dirichlet, alpha: 1}
-model: {name: mlp, hidden: [16]}
-training: {batch_size: 8, momentum: 0.5}
-federation: {rounds: 3, clients: 8, clients_per_round: 7, cohort_size: 2, server: {momentum: 0.5}}
-arms:
-  none: []
-  noise: [{name: gaussian, sigma: 0.001}]
-resources: {clients: {actors: 2}, attackers: {actors: 1}}
-"""
 
 
-ATTACK = """
-attacks:
-  - {name: inverting_gradients, rounds: [1], victims: 3, victims_per_call: 2,
-     observes: gradient, batch_size: 2, iterations: 5}
-"""
 
 
-def parsed(*changes: str, extra: str = "") -> Scenario:
-    return scenarios.parse(TEXT + extra, changes=changes)
 
 
 @pytest.fixture(scope="module")
@@ -102,11 +83,6 @@ def test_an_interrupted_run_is_readable_and_resumes_to_the_same_bits(
         runner.resume(str(path), local, Progress())
 
 
-BOOSTED = [
-    "federation.validation=0.25",
-    "arms={mean: [], boosted: {aggregation: {name: fedboosting, smoothing: 0.1}}}",
-    "federation.clients_per_round=4",
-]
 
 
 @pytest.fixture(scope="module")
@@ -114,10 +90,6 @@ def boosted(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return runner.launch(parsed(*BOOSTED), str(tmp_path_factory.mktemp("boosted")), local, Progress())
 
 
-def assert_same_votes(a: RunFolder, b: RunFolder) -> None:
-    assert_same_bits(weights(a), weights(b))
-    for table in ("weights", "scores"):
-        assert a.read_table(table).equals(b.read_table(table))
 
 
 def test_clients_votes_are_in_the_tables_and_the_memory_in_the_checkpoint(boosted: RunFolder) -> None:

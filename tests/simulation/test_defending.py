@@ -15,10 +15,7 @@ from torch.nn import functional as F
 import rayfed
 from rayfed.errors import UserError
 from rayfed.update import Named
-
-GAUSSIAN = {"name": "gaussian", "clip": 1.0, "sigma": 8.0}
-DP_SGD = {"name": "dp_sgd", "clip": 0.5, "noise_multiplier": 1.0}
-LOOP: dict[str, Any] = {"rounds": 3, "samples": 40, "batch_size": 4, "steps": 10}
+from tests.helpers.loop_fixtures import DP_SGD, GAUSSIAN, LOOP
 
 
 def net() -> nn.Module:

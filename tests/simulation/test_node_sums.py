@@ -25,8 +25,8 @@ from rayfed.simulation.inputs import Inputs
 from rayfed.simulation.progress import Progress
 from rayfed.simulation.rounds import node_sums
 from rayfed.simulation.rounds.node_sums import FAN_IN, NodeSums, homes
+from tests.helpers.portion_fixtures import Adding
 from tests.helpers.run_fixtures import assert_same_bits, weights
-from tests.simulation.test_portions import Adding
 
 ARMS = list(
     resolve(

@@ -14,14 +14,7 @@ from rayfed.aggregation.server import TreeFold
 from rayfed.simulation.client import plan
 from rayfed.simulation.executors.stragglers import portions, shares
 from rayfed.simulation.gpus import KINDS, with_devices
-
-
-class Adding:
-    """Rule whose partial results are added in single precision, where the order shows."""
-
-    @staticmethod
-    def merge(left: np.float32, right: np.float32) -> np.float32:
-        return left + right
+from tests.helpers.portion_fixtures import Adding
 
 
 def folded(numbers: np.ndarray, runs: list[list[int]], order: np.random.Generator) -> tuple[Any, int]:

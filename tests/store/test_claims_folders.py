@@ -26,7 +26,7 @@ from rayfed.store.checkpoint import Checkpoint
 from rayfed.store.folder import RunFolder
 from rayfed.store.schemas import TABLES
 from rayfed.update import Update
-from tests.cli.test_cli import run
+from tests.helpers.command import run
 from tests.helpers.report_fixtures import make_run, make_sweep
 
 SECRET = "lock-of-client-1"

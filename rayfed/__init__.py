@@ -361,11 +361,11 @@ def audit(
     from time import monotonic
 
     from rayfed import registry
-    from rayfed.audit import options as options
-    from rayfed.audit.plan import DEFENCES, Plan
-    from rayfed.audit.queue import BATCHES
-    from rayfed.audit.run import Budget
-    from rayfed.audit.run import audit as run_audit
+    from rayfed.audits import options as options
+    from rayfed.audits.plan import DEFENCES, Plan
+    from rayfed.audits.queue import BATCHES
+    from rayfed.audits.run import Budget
+    from rayfed.audits.run import audit as run_audit
     from rayfed.results.loading import Run
     from rayfed.runs.api_args import address_of, shown
     from rayfed.runs.executors import execution

@@ -30,7 +30,7 @@ from rayfed.cli.options import in_options
 from rayfed.errors import UserError
 
 if TYPE_CHECKING:
-    from rayfed.audit.plan import Defences
+    from rayfed.audits.plan import Defences
 
 commands = typer.Typer()
 
@@ -193,11 +193,11 @@ def audit(
 
             registry.search(str(Path.cwd()))
             _check_given(model, data, run, bool(target), loss is not None)
-            from rayfed.audit.options import Trained, data_of, loss_of, model_of
-            from rayfed.audit.plan import DEFENCES, UNDEFENDED, Plan
-            from rayfed.audit.queue import BATCHES
-            from rayfed.audit.run import Budget
-            from rayfed.audit.run import audit as run_audit
+            from rayfed.audits.options import Trained, data_of, loss_of, model_of
+            from rayfed.audits.plan import DEFENCES, UNDEFENDED, Plan
+            from rayfed.audits.queue import BATCHES
+            from rayfed.audits.run import Budget
+            from rayfed.audits.run import audit as run_audit
             from rayfed.report.gate import Gated
             from rayfed.runs.executors import execution
             from rayfed.simulation.rounds.attacks import Deadline
@@ -256,7 +256,7 @@ def _check_given(model: str | None, data: str | None, run: str | None, target: b
 
 def _defences(texts: Sequence[str]) -> Defences:
     """Return the defence pipelines of the --defence options by name. Raises `UserError` for an invalid one."""
-    from rayfed.audit.options import pipelines
+    from rayfed.audits.options import pipelines
 
     found: Defences = {}
     for text in texts:

@@ -39,7 +39,7 @@ def canaries(
         rayfed canaries noniid --canaries 5000
     """
     with errors_for_people(debug):
-        from rayfed.audit.canaries import audited
+        from rayfed.audits.canaries import audited
         from rayfed.privacy.printing import at_least, at_most
         from rayfed.report.text.formats import share
         from rayfed.runs.bounds import BoundExceeded

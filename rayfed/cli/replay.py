@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from rayfed.attacks.base import Reconstruction
-    from rayfed.audit.replay import Replay
+    from rayfed.audits.replay import Replay
     from rayfed.report.gate import Gated
     from rayfed.simulation.client.server_message import Sent
     from rayfed.update import Named
@@ -100,7 +100,7 @@ def replay(
         rayfed replay recording/ --model net.py:Net --round 0 --fail-above 15
     """
     with errors_for_people(debug):
-        from rayfed.audit.replay import Replay
+        from rayfed.audits.replay import Replay
         from rayfed.recording import Recording
 
         gate, recording = Gate(fail_above, allow_unmeasured, json, junit, baseline), Recording(updates)
@@ -169,7 +169,7 @@ def attack_update(
     """
     with errors_for_people(debug):
         from rayfed.attacks.external_update import observe
-        from rayfed.audit.replay import attempts, built, normalisation
+        from rayfed.audits.replay import attempts, built, normalisation
         from rayfed.core import seeds
         from rayfed.models.state import check_finite
         from rayfed.recording import Header
@@ -225,7 +225,7 @@ def _scored(
 ) -> Gated:
     """Attack a round with recorded samples in the given time, and return its run."""
     from rayfed import scenario
-    from rayfed.audit.replay import RECORDED
+    from rayfed.audits.replay import RECORDED
     from rayfed.evidence.gate import wrong_replay_distance
     from rayfed.report.gate import Gated
     from rayfed.report.text.gate import wrong_replay_text

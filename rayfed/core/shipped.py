@@ -10,7 +10,7 @@ from rayfed.errors import UserError, nearest
 
 def shipped(kind: Literal["scenarios", "reproductions"]) -> Path:
     """Return the folder of the scenarios or reproductions that come with rayfed."""
-    package = Path(__file__).parent
+    package = Path(__file__).parent.parent
     inside = package / "shipped" / kind
     return inside if inside.is_dir() else package.parent / kind
 

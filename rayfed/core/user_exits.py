@@ -13,7 +13,7 @@ from types import FrameType
 
 from rayfed.errors import UserError
 
-_OURS = tuple(str(Path(__file__).resolve().parents[depth] / name) for depth, name in ((0, ""), (1, "actors")))
+_OURS = tuple(str(Path(__file__).resolve().parents[depth] / name) for depth, name in ((1, ""), (2, "actors")))
 _PARSERS = ("argparse", "optparse", "getopt", "click", "typer", "absl", "fire", "docopt", "hydra", "jsonargparse")
 """Packages that parse the command line and end the process if they do not know an option."""
 

@@ -93,7 +93,7 @@ def is_undefended(scenario: Row, arm: str) -> bool:
 def is_recorded(scenario: Row, arm: str) -> bool:
     """Return whether an arm replays recorded updates of a federation, whose defences attackers do not know."""
     specs = arm_spec(scenario, arm).get("defences") or []
-    return any(isinstance(spec, Mapping) and spec["name"] == "rayfed.audit.replay:Recorded" for spec in specs)
+    return any(isinstance(spec, Mapping) and spec["name"] == "rayfed.audits.replay:Recorded" for spec in specs)
 
 
 def has_user_defence(scenario: Mapping[str, Any], arm: str) -> bool:

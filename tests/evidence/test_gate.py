@@ -24,7 +24,7 @@ from scipy.stats import t
 from typer.main import get_command
 
 from rayfed import scenario as scenarios
-from rayfed.audit.replay import Recorded
+from rayfed.audits.replay import Recorded
 from rayfed.cli import app
 from rayfed.cli.bounds import parse_bounds
 from rayfed.cli.gate import _arm as named_arm
@@ -399,9 +399,9 @@ def guessed(rng: np.random.Generator, labels: np.ndarray, prior: np.ndarray, how
 @pytest.mark.parametrize("skew", ["even", "two classes", "one a client", "two a client"])
 def test_luck_is_told_as_such(how: str, batch: int, skew: str) -> None:
     """Of guesses that know how often labels are, the best is beyond luck in one of twenty runs at most."""
-    rng, beyond, runner = np.random.default_rng(5), 0, 40
+    rng, beyond, runs = np.random.default_rng(5), 0, 40
     prior = np.full(10, 0.1) if skew != "two classes" else np.array([0.5, 0.5, *[0.0] * 8])
-    for _ in range(runner):
+    for _ in range(runs):
         each = {"one a client": 1, "two a client": 2}.get(skew, 0)
         few = [rng.choice(10, each, replace=False) if each else np.arange(10) for _ in range(8)]
         of = [prior[own] / prior[own].sum() for own in few]
@@ -414,7 +414,7 @@ def test_luck_is_told_as_such(how: str, batch: int, skew: str) -> None:
                 for one, own, update in zip(made, labels.flatten(), np.repeat(labels, batch, 0), strict=True)
             ]
         beyond += any(not one.lucky or one.whole for one in collect_label_inferences(rows))
-    assert beyond <= max(2, runner // 20)
+    assert beyond <= max(2, runs // 20)
 
 
 def scored(arm: str, apart: float, count: int = 2000, attack: str = "m", **more: Any) -> dict[str, Any]:
@@ -900,7 +900,7 @@ def test_a_gate_that_was_not_decided_says_so(
     def stops(*_: Any, **__: Any) -> Any:
         raise stopped
 
-    monkeypatch.setattr("rayfed.audit.run.audit", stops)
+    monkeypatch.setattr("rayfed.audits.run.audit", stops)
     ended, output = run("audit", "--model", "mlp", "--data", "digits", "--size", "8", "--executor", "local", *gated)
     assert ended == code
     assert (f"gate: NOT MEASURED: {how} before it was decided" in output) == said

@@ -24,7 +24,7 @@ FLOORS = (
     "rayfed.simulation.virtual_time rayfed.report.export",
     "rayfed.simulation.rounds rayfed.report.statement",
     "rayfed.runs rayfed.pretraining",
-    "rayfed.audit",
+    "rayfed.audits",
     # `rayfed` is the package's own `__init__.py`: the functions that Python users call
     "rayfed.cli rayfed.__main__ rayfed.tune rayfed",
     # nothing imports them: rayfed finds its executor on Ray among the entry points of installed packages

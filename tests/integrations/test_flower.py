@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rayfed.audit import replay
+from rayfed.audits import replay
 from rayfed.errors import UserError
 from rayfed.evidence.methods import Method
 from rayfed.integrations.watch import Seen, Watch

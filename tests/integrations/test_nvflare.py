@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from rayfed.audit import replay
+from rayfed.audits import replay
 from rayfed.errors import MissingExtraError
 from rayfed.evidence.methods import Method
 from rayfed.integrations.nvflare import RecordingFilter

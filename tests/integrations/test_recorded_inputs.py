@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rayfed import record
-from rayfed.audit import replay
+from rayfed.audits import replay
 from rayfed.core.arrays import by_name
 from rayfed.core.losses import BinaryCrossEntropy, CausalLM, CrossEntropy, MeanSquaredError
 from rayfed.core.recording_checks import check_round

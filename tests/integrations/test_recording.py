@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from typer.testing import CliRunner
 
 from rayfed import record
-from rayfed.audit import replay
+from rayfed.audits import replay
 from rayfed.cli import app
 from rayfed.cli import replay as commands
 from rayfed.core.reasons import Reason

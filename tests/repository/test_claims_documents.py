@@ -15,7 +15,7 @@ from rayfed.update import Observation
 from tests.conftest import REPOSITORY
 
 PAGES = sorted((REPOSITORY / "docs").glob("*.md"))
-NAMED = re.compile(r"(tests/\w+\.py)?::(test_\w+)")
+NAMED = re.compile(r"(tests/[\w/]+\.py)?::(test_\w+)")
 CODE = sorted(path for room in ("rayfed", "actors") for path in (REPOSITORY / room).rglob("*.py"))
 PICKLES = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
 

@@ -86,7 +86,7 @@ class Nodes:
         work = [
             [Cohort(arm, i, "sent", (i,), {}, node=node) for i in run]
             for arm in ARMS
-            for run, node in zip(runner, where, strict=True)
+            for run, node in zip(runs, where, strict=True)
         ]
         sums = NodeSums(self.run, self.train, sent, counts)
         for result in self.train(work):
@@ -121,9 +121,9 @@ def test_no_bit_hangs_on_nodes_order_or_losses(
     draw: random.Random, count: int, seed: int, calls: int, nodes: int, losses: int, obedient: bool
 ) -> None:
     numbers = np.random.default_rng(seed).normal(size=count).astype(np.float32)
-    runner, names = portions([1.0] * count, calls, nodes), [str(i) for i in range(nodes)]
+    runs, names = portions([1.0] * count, calls, nodes), [str(i) for i in range(nodes)]
     world = Nodes(draw, numbers, names, losses, obedient)
-    totals = world.totals(runner, homes([float(len(run)) for run in runner], dict.fromkeys(names, 1)))
+    totals = world.totals(runs, homes([float(len(run)) for run in runs], dict.fromkeys(names, 1)))
     assert [total.tobytes() for total in totals.values()] == [straight(numbers)] * 2
     assert world.most <= FAN_IN
 
@@ -153,11 +153,11 @@ def test_a_node_gets_work_as_it_has_actors() -> None:
 @pytest.mark.parametrize(("nodes", "before", "after"), [(2, 236, 8), (8, 944, 37), (32, 2880, 18), (50, 1600, 7)])
 def test_few_partial_results_reach_the_server(nodes: int, before: int, after: int) -> None:
     """Of 6,400 cohorts that are alike, on nodes of 16 actors; every so many nodes bring their sums together."""
-    runner = portions([10.0] * 6400, 32 * nodes, 16 * nodes)
+    runs = portions([10.0] * 6400, 32 * nodes, 16 * nodes)
     names = [str(i) for i in range(nodes)]
-    assert sum(_branches(run[0], run[-1] + 1) for run in runner) == before
+    assert sum(_branches(run[0], run[-1] + 1) for run in runs) == before
     world = Nodes(random.Random(3), np.zeros(6400, np.float32), names, obedient=True)
-    world.totals(runner, homes([float(len(run)) for run in runner], dict.fromkeys(names, 16)))
+    world.totals(runs, homes([float(len(run)) for run in runs], dict.fromkeys(names, 16)))
     assert world.received == 2 * after
     assert set(world.folded) == set(names)
 

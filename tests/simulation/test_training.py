@@ -431,7 +431,7 @@ def test_the_seconds_of_a_cohort(vectorise: str, expected: list[float], monkeypa
 
     monkeypatch.setattr("rayfed.simulation.client.runtime.cohort_updates", timed)
     for module in ("runtime", "cohort"):
-        monkeypatch.setattr(f"rayfed.client.{module}.perf_counter", lambda: clock[0])
+        monkeypatch.setattr(f"rayfed.simulation.client.{module}.perf_counter", lambda: clock[0])
     _, report = h.cohort("none", sent, [1, 3], {})
     assert [row["seconds"] for row in report.rows] == expected
     assert report.seconds == 6

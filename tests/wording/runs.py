@@ -28,7 +28,7 @@ IMAGE: dict[str, Any] = {
     "message": "",
     "ssim": 0.5,
 }
-REPLAY = [{"name": "rayfed.audit.replay:Recorded", "folder": "recording"}]
+REPLAY = [{"name": "rayfed.audits.replay:Recorded", "folder": "recording"}]
 GUARANTEE = {
     "rounds": 5, "defence": "dp_sgd", "delta": 1e-5, "unit": "sample", "adjacency": "one sample added",
     "against": "the server", "mechanism": "noise", "accountant": "pld", "conversion": "exact",

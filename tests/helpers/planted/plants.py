@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rayfed import registry
-from rayfed.audit.plan import UNDEFENDED, called
+from rayfed.audits.plan import UNDEFENDED, called
 from rayfed.evidence.criteria import Criterion
 from rayfed.evidence.findings import findings
 from rayfed.evidence.rows import Row

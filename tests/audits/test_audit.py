@@ -20,11 +20,11 @@ from rayfed.attacks.base import Reconstruction, not_applicable
 from rayfed.attacks.closed_form.analytic import Analytic
 from rayfed.attacks.fit import with_fit
 from rayfed.attacks.progress import Standing
-from rayfed.audit import plan as audit
-from rayfed.audit import run as engine
-from rayfed.audit.options import pipelines
-from rayfed.audit.plan import Plan
-from rayfed.audit.queue import pass_evaluations, pass_iterations, stages
+from rayfed.audits import plan as audit
+from rayfed.audits import run as engine
+from rayfed.audits.options import pipelines
+from rayfed.audits.plan import Plan
+from rayfed.audits.queue import pass_evaluations, pass_iterations, stages
 from rayfed.cli.options import of_fields
 from rayfed.core.reasons import Reason
 from rayfed.data.section import data_section

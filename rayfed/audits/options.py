@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from rayfed import scenario as scenarios
-from rayfed.audit.plan import Defences, called
+from rayfed.audits.plan import Defences, called
 from rayfed.core.documents import yaml_flow
 from rayfed.data.section import data_section
 from rayfed.errors import UserError

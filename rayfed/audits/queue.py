@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rayfed.audit.plan import TWINS, UNDEFENDED, Plan, title
+from rayfed.audits.plan import TWINS, UNDEFENDED, Plan, title
 from rayfed.evidence.methods import FEWEST, MOST, USEFUL, Method
 
 BATCHES = 1, 4, 16

@@ -14,8 +14,8 @@ from time import monotonic
 
 from rayfed import scenario as scenarios
 from rayfed.attacks.base import Guess
-from rayfed.audit.plan import UNDEFENDED, Plan, called
-from rayfed.audit.queue import BATCHES, Stage, Unit, pass_evaluations, pass_iterations, stages
+from rayfed.audits.plan import UNDEFENDED, Plan, called
+from rayfed.audits.queue import BATCHES, Stage, Unit, pass_evaluations, pass_iterations, stages
 from rayfed.core.documents import load_yaml
 from rayfed.core.memory import give_back_cache
 from rayfed.errors import ClientError, UserError

@@ -24,8 +24,8 @@ from rayfed.attacks.base import Reconstruction, failed
 from rayfed.attacks.external_update import Given, observe
 from rayfed.attacks.progress import Standing, listening
 from rayfed.attacks.sealed import attempt
-from rayfed.audit.plan import UNDEFENDED, title
-from rayfed.audit.queue import iterations_of
+from rayfed.audits.plan import UNDEFENDED, title
+from rayfed.audits.queue import iterations_of
 from rayfed.core import losses, seeds
 from rayfed.core.recording_checks import build_loss, check_round
 from rayfed.core.targets import to_targets

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rayfed import scenario as scenarios
-from rayfed.audit.canaries import Audited, audited
+from rayfed.audits.canaries import Audited, audited
 from rayfed.cli import app
 from rayfed.defences.base import GradientMethod, Task
 from rayfed.defences.dp_fedavg import DpFedAvg
@@ -188,7 +188,7 @@ class HalfLaplace(Laplace):
         )
 
 
-HERE = "tests.audit.test_canaries"
+HERE = "tests.audits.test_canaries"
 
 
 @pytest.mark.engine

@@ -1,1 +1,1 @@
-"""Audits: of a model and its data, of recorded updates, and of privacy accounts."""
+"""Audits of a model and its data, of recorded updates, and of privacy accounts."""

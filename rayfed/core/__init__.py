@@ -1,1 +1,1 @@
-"""Core: what all other packages use (seeds, losses, files, checks of inputs). It imports none of them."""
+"""Core: seeds, losses, files and checks of inputs, which all other packages use."""

@@ -1,1 +1,1 @@
-"""Threat model: what an attacker observes of a client and what it knows besides."""
+"""Threat model: the observations of an attacker, and the knowledge that a scenario grants it."""

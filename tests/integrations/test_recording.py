@@ -169,7 +169,7 @@ def test_recordings_by_mistake_are_refused_or_warned_of(tmp_path: Path, net: Net
         recording(sent, good, (batch[0] * 2 - 1 - batch[0].min() * 2, batch[1]))
     with pytest.raises(UserError, match="from nan to nan"):
         recording(sent, good, (batch[0] * torch.nan, batch[1]))
-    with pytest.raises(UserError, match=r"rayfed\.attacks\.given\.observe"):
+    with pytest.raises(UserError, match=r"rayfed\.attacks\.external_update\.observe"):
         recording(sent, good, (torch.zeros(1, 5, dtype=torch.int64), batch[1]))
     with pytest.raises(UserError, match="mean and std"):
         recording(sent, good, batch, mean=[0.5])

@@ -1,1 +1,1 @@
-"""Virtual time: how long rounds take on the clients' devices."""
+"""Virtual time: the durations of rounds on the clients' devices."""

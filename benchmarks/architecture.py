@@ -40,7 +40,7 @@ def drawn(code: Code) -> str:
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">',
-            "<title>The rooms of rayfed on their floors, and what they import of each other</title>",
+            "<title>The packages of rayfed by level, and their imports</title>",
             f"<style>{STYLE}</style>",
             '<marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="6" markerHeight="6" orient="auto">',
             '<path d="M0 0.5 8 4 0 7.5z" style="fill: #2f5d8c; stroke: none"/></marker>',
@@ -102,7 +102,7 @@ class _Picture:
     def boxes(self) -> Iterator[str]:
         for level, floor in enumerate(self.floors):
             top = self.at[floor[0]][1]
-            yield f'<text class="small" x="{LEFT / 2}" y="{top + 26}">floor {self.code.floors[floor[0]]}</text>'
+            yield f'<text class="small" x="{LEFT / 2}" y="{top + 26}">level {self.code.floors[floor[0]]}</text>'
             if "actors" in floor:
                 y = top + HEIGHT + 14
                 yield f'<path class="ray" d="M10 {y}H{WIDTH - 10}"/>'

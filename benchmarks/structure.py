@@ -59,12 +59,19 @@ class Code:
         graph = {name: {*self._imported(name, tree)} & self.trees.keys() for name, tree in self.trees.items()}
         return {name: others - {name} for name, others in graph.items()}
 
+    def room(self, module: str) -> str:
+        """Return the package of a module on the floors: a subpackage if the floors list it, or else the package."""
+        subpackage = ".".join(module.split(".")[:3])
+        if subpackage in self.floors:
+            return subpackage
+        return ".".join(module.split(".")[: 2 if module.startswith("rayfed.") else 1])
+
     @cached_property
     def rooms(self) -> Graph:
         """What rooms import of each other."""
-        graph: dict[str, set[str]] = {room(name): set() for name in self.modules}
+        graph: dict[str, set[str]] = {self.room(name): set() for name in self.modules}
         for name, others in self.modules.items():
-            graph[room(name)] |= {room(other) for other in others} - {room(name)}
+            graph[self.room(name)] |= {self.room(other) for other in others} - {self.room(name)}
         return graph
 
     @cached_property
@@ -72,7 +79,7 @@ class Code:
         """Room -> its lines."""
         made = dict.fromkeys(self.rooms, 0)
         for name, text in self.sources.items():
-            made[room(name.removesuffix(".__init__"))] += not_blank(text)
+            made[self.room(name.removesuffix(".__init__"))] += not_blank(text)
         return made
 
     @cached_property
@@ -152,12 +159,6 @@ class Code:
                 source = resolve_name("." * node.level + (node.module or ""), package)
                 full = [f"{source}.{alias.name}" for alias in node.names]
                 yield from (name if name in self.trees else source for name in full)
-
-
-def room(module: str) -> str:
-    if module.startswith("rayfed.report.text"):  # a separate room, below the report
-        return "rayfed.report.text"
-    return ".".join(module.split(".")[: 2 if module.startswith("rayfed.") else 1])
 
 
 def not_blank(text: str) -> int:

@@ -83,7 +83,7 @@ def loss_of(model: nn.Module, inputs: Tensor, labels: Tensor, mask: Tensor | Non
     """Return the mean loss of a batch (see `batch_loss`), computed with the model's current tensors."""
     with collected_penalties(model) as penalties:
         logits = model(inputs)
-    loss = losses.of(model)
+    loss = losses.get_loss(model)
     if mask is None:
         mean = loss(logits, labels)
         return mean + sum(penalty.mean() for penalty in penalties) if penalties else mean
@@ -185,7 +185,7 @@ def vmap_refusal(model: nn.Module, weights: Named, buffers: Named, inputs: Tenso
         vmap(one, in_dims=(None, 0, 0), randomness="different")(fixed, blank, none)
 
     first = next(iter(weights.values()))
-    case = "gradient", tuple(weights), first.dtype, first.device, labels.dtype, repr(losses.of(model))
+    case = "gradient", tuple(weights), first.dtype, first.device, labels.dtype, repr(losses.get_loss(model))
     return refusal(model, case, trial)
 
 

@@ -30,7 +30,7 @@ _UNLESS_SAID: dict[str, tuple[Modality, ...]] = {
 }
 
 
-def taken(kind: str, target: Any) -> tuple[Modality, ...]:
+def supported_modalities(kind: str, target: Any) -> tuple[Modality, ...]:
     """Return the modalities that a component supports: its class variable `takes`, or the default of its kind.
 
     A user's model without `takes` may work on all modalities.
@@ -41,7 +41,7 @@ def taken(kind: str, target: Any) -> tuple[Modality, ...]:
     return found
 
 
-def held(target: Any) -> Modality:
+def dataset_modality(target: Any) -> Modality:
     """Return the modality (pixels, tokens or records) of a data set's samples: its class variable `holds`."""
     found: Modality = getattr(target, "holds", "pixels")
     return found

@@ -68,7 +68,7 @@ def _followed(head: Head, inputs: Tensor, labels: Tensor) -> Tensor:
 
 def _slope(head: Head, inputs: Tensor, labels: Tensor) -> Tensor:
     moving = inputs.detach().requires_grad_()
-    slope: Tensor = torch.autograd.grad(losses.of(head.model)(head.logits(moving), labels, "sum"), moving)[0]
+    slope: Tensor = torch.autograd.grad(losses.get_loss(head.model)(head.logits(moving), labels, "sum"), moving)[0]
     return slope
 
 

@@ -126,7 +126,7 @@ def _told(problem: Problem, value: Any) -> str:
     lacks = problem.wanted or not field
     example = f", as '{{name: {value}, {field or 'FIELD'}: VALUE}}'" if lacks and isinstance(value, str) else ""
     place = f"{field}: " if field else ""
-    return f"{place}{problem.told}{example}"
+    return f"{place}{problem.text}{example}"
 
 
 def _typed(value: Any) -> str:

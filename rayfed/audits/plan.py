@@ -35,7 +35,7 @@ DEFENCES: Defences = {
 """Default defences by arm: one of each kind, then stronger and weaker ones."""
 
 
-TWINS = {name: knowledge for knowledge, name in ATTACKERS.items()}
+ATTACKER_KNOWLEDGE = {name: knowledge for knowledge, name in ATTACKERS.items()}
 """Knowledge granted to each attacker, by name."""
 
 
@@ -62,9 +62,9 @@ class Plan:
     @property
     def modality(self) -> Modality:
         """Return the modality of the samples, such as images. Raises `UserError` for an unknown data set."""
-        from rayfed.samples import held
+        from rayfed.samples import dataset_modality
 
-        return held(registry.find("datasets", self.data["name"]))
+        return dataset_modality(registry.find("datasets", self.data["name"]))
 
     @property
     def searches(self) -> list[tuple[Method, int]]:
@@ -80,7 +80,7 @@ class Plan:
         criterion = Criterion.of(self.modality, self.threshold)
         attacks = [
             self._attack(method, batch, twin, iterations)
-            for method, batch, twin in product(self.methods, self.batches, TWINS)
+            for method, batch, twin in product(self.methods, self.batches, ATTACKER_KNOWLEDGE)
             if method.takes(self.modality, batch)
         ]
         document = {
@@ -105,7 +105,7 @@ class Plan:
             "observes": "gradient",
             "batch_size": batch,
             "victims": -(-self.samples // batch),
-            "knowledge": list(TWINS[twin]),
+            "knowledge": list(ATTACKER_KNOWLEDGE[twin]),
             "label": f"{title(method, batch)}, {twin}",
             "family": method.name,
         }

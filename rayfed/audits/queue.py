@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rayfed.audits.plan import TWINS, UNDEFENDED, Plan, title
+from rayfed.audits.plan import ATTACKER_KNOWLEDGE, UNDEFENDED, Plan, title
 from rayfed.evidence.methods import FEWEST, MOST, USEFUL, Method
 
 BATCHES = 1, 4, 16
@@ -31,7 +31,7 @@ class Unit:
     def titles(self) -> tuple[str, ...]:
         """Return the attack's titles in the scenario, one per attacker."""
         name = title(self.method, self.batch)
-        return tuple(f"{name}, {twin}" for twin in TWINS)
+        return tuple(f"{name}, {twin}" for twin in ATTACKER_KNOWLEDGE)
 
 
 @dataclass(frozen=True)

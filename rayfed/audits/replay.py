@@ -44,7 +44,7 @@ from rayfed.update import Observation, Update
 
 RECORDED = "recorded"
 """Name of the arm with the recorded updates."""
-TWINS: Mapping[str, Sequence[str]] = {"blind": (), "given labels": ("labels",)}
+ATTACKER_KNOWLEDGE: Mapping[str, Sequence[str]] = {"blind": (), "given labels": ("labels",)}
 """Attacker -> its knowledge."""
 _BYTES = 1e-3
 """Maximum distance of a value from a whole level for images that are stored in 8 bits."""
@@ -203,11 +203,11 @@ class Replay:
                 **_spec(method, self.evaluations),
                 **({"observes": "gradient", "batch_size": batch} if gradient else {"observes": "update"}),
                 "victims": by_size[batch],
-                "knowledge": list(TWINS[twin]),
+                "knowledge": list(ATTACKER_KNOWLEDGE[twin]),
                 "label": f"{title(method, batch)}, {twin}",
                 "family": method.name,
             }
-            for method, batch, twin in product(METHODS, by_size, TWINS)
+            for method, batch, twin in product(METHODS, by_size, ATTACKER_KNOWLEDGE)
             if method.takes("pixels", batch)
         ]
         return {

@@ -159,7 +159,7 @@ def errors_for_people(debug: bool, resumable: bool = False) -> Iterator[None]:
         if place := next(iter(getattr(error, "__notes__", ())), None):
             kept = f"; complete rounds, attacks and trials are kept. Continue: `rayfed resume {place}`. Report of "
             kept += f"the results so far: `rayfed report {place}`"
-        errors.print(exits.said(error) + escape(kept) * resumable)
+        errors.print(exits.describe_error(error) + escape(kept) * resumable)
         raise typer.Exit(128 + error.signal if isinstance(error, Killed) else INTERRUPTED) from None
     except BrokenPipeError:  # the reader, such as `head`, closed the pipe: the last flush must not fail
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -182,7 +182,7 @@ def recommend(
         costs = None if cheapest is None else (choice.check_cost(cheapest),)
         found = choice.recommend(results.settings(), bounds, costs)
         _print(found, rerun_commands(results.url, results.scenario, found.chosen))
-        if not exits.over(results.status):
+        if not exits.is_complete(results.status):
             state = results.status.get("state") or "not started"
             print(f"note: {run} is not finished ({state}); only its finished trials are compared")
         if not found.meeting:

@@ -387,7 +387,7 @@ def attach(model: nn.Module, loss: Loss) -> None:
     model.rayfed_loss = loss  # type: ignore[assignment]  # not a tensor or module, so it is not sent
 
 
-def of(model: nn.Module) -> Loss:
+def get_loss(model: nn.Module) -> Loss:
     """Return the loss that was set on a model by `attach`. Default: cross entropy."""
     found: Loss = getattr(model, "rayfed_loss", DEFAULT)
     return found

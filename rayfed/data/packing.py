@@ -13,7 +13,7 @@ from rayfed.data.base import Dataset, Source, Split, check_labels, in_memory
 from rayfed.data.images import Encoded, Kind, decode, deepened, kind, resize
 from rayfed.data.mapped import Layout
 from rayfed.errors import DataError
-from rayfed.samples import held
+from rayfed.samples import dataset_modality
 
 _BATCH = 8 << 20
 """Approximate number of bytes of pixels in memory at a time."""
@@ -63,9 +63,10 @@ def pack(source: Source, path: Path, progress: Callable[[int, int], None]) -> La
 
 
 def _splits(source: Source) -> tuple[Split, Split, tuple[str, ...]]:
-    if held(source) != "pixels":
+    if dataset_modality(source) != "pixels":
         raise DataError(
-            f"only images can be packed, but this data set contains {held(source)}: use the original data set"
+            f"only images can be packed, but this data set contains {dataset_modality(source)}: use the original "
+            "data set"
         )
     if type(source).load is Source.load:
         return source.chosen()

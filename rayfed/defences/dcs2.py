@@ -212,7 +212,7 @@ def _together(task: Task, weights: Named, images: Tensor, labels: Tensor) -> tup
 
     def loss(w: Named, image: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
         logits = functional_call(task.model, {**w, **task.buffers}, (image[None],))
-        return losses.of(task.model)(logits, label[None]), logits[0]
+        return losses.get_loss(task.model)(logits, label[None]), logits[0]
 
     each = vmap(grad(loss, has_aux=True), in_dims=(None, 0, 0), randomness="different")
     found: tuple[Named, Tensor] = each(weights, images, labels)
@@ -223,7 +223,7 @@ def _by_autograd(task: Task, weights: Named, image: Tensor, label: Tensor) -> tu
     """Return one sample's gradient by name and its logits (K,), both differentiable with respect to the image."""
     leaves = {name: w.detach().requires_grad_() for name, w in weights.items()}
     logits = functional_call(task.model, {**leaves, **task.buffers}, (image[None],))
-    loss = losses.of(task.model)(logits, label[None])
+    loss = losses.get_loss(task.model)(logits, label[None])
     slopes = torch.autograd.grad(loss, list(leaves.values()), create_graph=True, materialize_grads=True)
     return dict(zip(leaves, slopes, strict=True)), logits[0]
 

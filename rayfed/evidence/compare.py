@@ -96,7 +96,7 @@ def compare(results: Sequence[Comparable], against: str | None = None) -> Compar
     for name, one in zip(names, results, strict=True):
         settings += one.settings(name)
         groups += one.groups(name)
-        if not exits.over(one.status):
+        if not exits.is_complete(one.status):
             unfinished[name] = one.status.get("state")
     scenarios = [one.scenario for one in results]
     changed = _differences_by_section(scenarios)

@@ -28,9 +28,9 @@ class Method:
 
     def takes(self, modality: Modality, batch: int) -> bool:
         """Return whether the attack runs on batches of `batch` samples of a modality."""
-        from rayfed.samples import taken  # imports PyTorch, which readers of tables do not need
+        from rayfed.samples import supported_modalities  # imports PyTorch, which readers of tables do not need
 
-        works = modality in taken("attacks", registry.find("attacks", self.name))
+        works = modality in supported_modalities("attacks", registry.find("attacks", self.name))
         return works and (self.largest is None or batch <= self.largest)
 
 

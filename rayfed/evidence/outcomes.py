@@ -42,7 +42,7 @@ def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
     text and is missing: `rayfed.report.text.outcomes` adds it.
     """
     scenario, status = folder.scenario(), exits.status(folder)
-    finished = exits.over(status)
+    finished = exits.is_complete(status)
     rounds, attacks, inferences, privacy = (
         folder.read_table(name).to_pylist() for name in ("rounds", "attacks", "inferences", "privacy")
     )

@@ -194,7 +194,7 @@ class Run(Results):
     @property
     def unfinished(self) -> str:
         """Return a sentence on a run that did not finish; empty for a finished run."""
-        return "" if exits.over(self.status) or not self.status else UNFINISHED
+        return "" if exits.is_complete(self.status) or not self.status else UNFINISHED
 
     def verdicts(self) -> list[Verdict]:
         """Return the verdict on each arm, as in the report and the terminal."""

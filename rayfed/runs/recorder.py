@@ -93,7 +93,7 @@ class RunRecorder:
 
     def _note_end(self, error: BaseException) -> None:
         state = exits.exit_of(error)
-        message = f"{type(error).__name__}: {error}" if state == "failed" else exits.said(error)
+        message = f"{type(error).__name__}: {error}" if state == "failed" else exits.describe_error(error)
         trace = traceback.format_exc() if state == "failed" and not isinstance(error, UserError) else message
         with self._not_hiding_the_first():
             self.line(trace)

@@ -77,7 +77,8 @@ def check_same(folder: RunFolder, saved: Checkpoint | None, scenario: Scenario, 
     begun, wanted = (_followed(document, played) for document in (before, now))
     if begun != wanted:
         raise RunError(
-            f"{where}, and the finished rounds had other values: {told(begun, wanted)}; restore the old values, or "
+            f"{where}, and the finished rounds had other values: {format_differences(begun, wanted)}; "
+            "restore the old values, or "
             f"launch a new run: `rayfed launch {folder.url}/{SCENARIO}`"
         )
     if scenario.federation.rounds < played:
@@ -98,7 +99,7 @@ def check_same(folder: RunFolder, saved: Checkpoint | None, scenario: Scenario, 
         )
     if now != before and not extend:
         raise RunError(
-            f"{where}: {told(before, now)}; restore the old values, or continue with the new ones: "
+            f"{where}: {format_differences(before, now)}; restore the old values, or continue with the new ones: "
             f"`rayfed resume {folder.url} --extend`. The results are those of a run with the new values from the start"
         )
 
@@ -112,7 +113,8 @@ def check_attacked(run: str, saved: Checkpoint, scenario: Scenario) -> None:
         theirs = {**theirs, "arms": {name: arm for name, arm in theirs["arms"].items() if name in ours["arms"]}}
     if ours != theirs:
         raise RunError(
-            f"the run {run} had another scenario: {told(theirs, ours)}; the run's weights and clients' states fit only "
+            f"the run {run} had another scenario: {format_differences(theirs, ours)}; "
+            "the run's weights and clients' states fit only "
             f"that scenario: use the same values, except for `attacks` and `metrics`"
         )
 
@@ -123,12 +125,12 @@ def check_begun(folder: RunFolder, begun: Document, now: Document) -> None:
     if begun != now:
         raise RunError(
             f"{folder.url}: {SCENARIO} was edited after the start of the sweep, and finished trials had other values: "
-            f"{told(begun, now)}; restore the old values, or start a new sweep: "
+            f"{format_differences(begun, now)}; restore the old values, or start a new sweep: "
             f"`rayfed sweep {folder.url}/{SCENARIO}`"
         )
 
 
-def told(begun: Document, now: Document) -> str:
+def format_differences(begun: Document, now: Document) -> str:
     """Return the fields that differ between two scenarios, with both values, as comma-separated text."""
     texts = []
     for difference in compare_documents([begun, now]):

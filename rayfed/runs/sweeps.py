@@ -196,7 +196,7 @@ class SweepRecorder:
             raise  # another driver owns the folder
         except BaseException as error:
             state = exits.exit_of(error)
-            self._status(state, plain(str(error)) if state == "failed" else exits.said(error))
+            self._status(state, plain(str(error)) if state == "failed" else exits.describe_error(error))
             raise
         self._status("finished")
 
@@ -224,7 +224,7 @@ class SweepRecorder:
         run = f"{TRIALS}/{trial.name}"
         folder = self.folder.trial(run)
         status = exits.status(folder)
-        ended = exits.over(status)
+        ended = exits.is_complete(status)
         known = {
             "trial": trial.name,
             "repeat": trial.repeat,

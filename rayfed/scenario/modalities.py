@@ -21,14 +21,14 @@ from rayfed.scenario.sections import Scenario
 
 def with_metrics(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return a scenario document with the default metrics for its data's modality; unchanged if a field is invalid."""
-    from rayfed.samples import held  # imports PyTorch, which the schema does not need
+    from rayfed.samples import dataset_modality  # imports PyTorch, which the schema does not need
 
     data, metrics = named(document.get("data")), document.get("metrics") or {}
     name = data.get("name") if isinstance(data, dict) else None
     if not isinstance(name, str) or not isinstance(metrics, dict):
         return dict(document)
     try:
-        kind = held(registry.find("datasets", name))
+        kind = dataset_modality(registry.find("datasets", name))
     except UserError:  # the check of components reports it
         return dict(document)
     if kind == "pixels":  # the schema's own defaults
@@ -89,12 +89,12 @@ def _has_masks(document: Mapping[str, Any]) -> bool:
 
 def modality_problems(s: Scenario) -> Iterator[Problem]:
     """Yield a problem for each component and metric that does not support the modality of the scenario's data."""
-    from rayfed.samples import held, taken
+    from rayfed.samples import dataset_modality, supported_modalities
 
-    kind = held(registry.find(s.data.kind, s.data.name))
+    kind = dataset_modality(registry.find(s.data.kind, s.data.name))
     for path, spec in _components(s):
         try:
-            fitting = taken(spec.kind, registry.find(spec.kind, spec.name))
+            fitting = supported_modalities(spec.kind, registry.find(spec.kind, spec.name))
         except UserError:  # another check reports it
             continue
         if kind not in fitting:

@@ -50,7 +50,7 @@ class Problem:
     """Description of a missing field of a component."""
 
     @property
-    def told(self) -> str:
+    def text(self) -> str:
         """Return the problem's message, followed by the description of a missing field."""
         return f"{self.message}{': ' * bool(self.wanted)}{self.wanted}"
 

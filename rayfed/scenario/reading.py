@@ -140,7 +140,7 @@ def check(
     if scenario is not None:
         problems += _together(scenario, partial=wrong)
     if scenario is None or problems or known:
-        every = [(problem.path, problem.told) for problem in (*known, *problems)]
+        every = [(problem.path, problem.text) for problem in (*known, *problems)]
         raise ScenarioError(_report(origin, known, problems, lines, changed), every)
     return scenario
 

@@ -345,7 +345,7 @@ def _small_task(arm: Arm, data: Dataset) -> Task:
     """Return a task with an arm's initial weights, two training samples and, if available, two public ones."""
     rows, model, generator = np.arange(2), arm.model, torch.Generator()
     inputs, labels = data.sample.tensor(data.train_images[rows]), torch.from_numpy(data.train_labels[rows])
-    inputs, labels = losses.of(model).presented(inputs, labels, data.sample, generator)
+    inputs, labels = losses.get_loss(model).presented(inputs, labels, data.sample, generator)
     public = None
     if data.public_images is not None and data.public_labels is not None:
         public = Batch(data.sample.tensor(data.public_images[rows]), torch.from_numpy(data.public_labels[rows]))
@@ -366,7 +366,7 @@ def _small_task(arm: Arm, data: Dataset) -> Task:
 
 def _check_loss(arm: Arm, data: Dataset) -> None:
     """Raise `UserError` if a user's loss is not the mean of the samples' losses, for outputs of the model's shape."""
-    loss = losses.of(arm.model)
+    loss = losses.get_loss(arm.model)
     if isinstance(loss, OwnLoss):
         generator = torch.Generator().manual_seed(0)
         tried = data.train_labels[torch.randint(len(data.train_labels), (_TRIED,), generator=generator).numpy()]
@@ -384,7 +384,7 @@ def _check_places(scenario: Scenario, arm: Arm, data: Dataset) -> None:
         )
     found, places = output_shape(arm.model, data.sample), data.train_labels.shape[1:]
     of_model = found[:-1] if len(found) == 2 else found[1:]
-    if isinstance(losses.of(arm.model), OwnLoss) or of_model == places:
+    if isinstance(losses.get_loss(arm.model), OwnLoss) or of_model == places:
         return
     raise UserError(
         f"loss '{scenario.loss.name}' needs scores per position, but model '{arm.spec.model.name}' returns "
@@ -411,7 +411,10 @@ def _check_labels(arm: Arm, data: Dataset) -> None:
     if data.has_places:
         return
     labels = torch.from_numpy(data.test_labels[:1])
-    if aggregation_of(arm.spec).validates and losses.of(arm.model).right(torch.zeros_like(labels), labels) is None:
+    if (
+        aggregation_of(arm.spec).validates
+        and losses.get_loss(arm.model).right(torch.zeros_like(labels), labels) is None
+    ):
         raise UserError(
             f"arm '{arm.spec.name}': aggregation {arm.spec.aggregation.name} scores models by accuracy, which is not "
             f"defined for numbers: use another rule"

@@ -92,7 +92,7 @@ class Server:
         for (level, index), partial in partials.items():
             self._fold(arm, cohorts).add(index, partial, level)
 
-    def land(
+    def apply_async_update(
         self, arm: str, count: int, place: int, staleness: int, sent: Named, partials: Mapping[tuple[int, int], Any]
     ) -> None:
         """Add the update of one client of an asynchronous arm, the `place`-th of `count` updates to arrive.

@@ -27,7 +27,7 @@ def exit_of(error: BaseException) -> Exit:
     return "interrupted" if isinstance(error, KeyboardInterrupt | BdbQuit | SystemExit) else "failed"
 
 
-def said(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return the description of the signal or interruption that ended a run."""
     return str(error) if isinstance(error, Killed) else exit_of(error)
 
@@ -48,7 +48,7 @@ def _written_status(files: Files) -> dict[str, Any]:
     return files.read_mapping("status.json") if files.exists("status.json") else {}
 
 
-def over(found: Mapping[str, Any]) -> bool:
+def is_complete(found: Mapping[str, Any]) -> bool:
     """Return whether a run with a given status has completed all rounds, so that the run's tables are complete.
 
     A scheduler may interrupt a run after its last round, when measurements and proved bounds were already compared. For

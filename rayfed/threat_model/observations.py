@@ -35,7 +35,7 @@ from rayfed.simulation.client.runtime import ClientRuntime
 from rayfed.simulation.client.visit import Candidate, ClientVisit, ObservedClient, Truth
 from rayfed.threat_model.grants.candidates import KINDS
 from rayfed.threat_model.grants.code import check_on_true_samples, for_true_samples
-from rayfed.threat_model.views import Sight
+from rayfed.threat_model.views import VisibleUpdate
 from rayfed.update import Named, Observation, Update
 
 
@@ -115,12 +115,12 @@ def _build_observation(observed: ObservedClient) -> tuple[Observation, Truth]:
     """Return the observation of a client in one round, and the true samples without their fit."""
     asked = observed.asked()
     supposed = observed.supposed() if asked.private else asked
-    sight = _shown(observed, observed.answer())
-    truth = _truth(observed, asked, sight)
-    given = _given(observed, truth, sight.seen)
+    visible = _shown(observed, observed.answer())
+    truth = _truth(observed, asked, visible)
+    given = _given(observed, truth, visible.seen)
     for grant in observed.attack.grants.values():
         truth = grant.hides(observed, truth)
-    return _observation(observed, supposed, sight, given, len(truth.labels)), truth
+    return _observation(observed, supposed, visible, given, len(truth.labels)), truth
 
 
 def _explained(observed: ObservedClient, observation: Observation, truth: Truth) -> Truth:
@@ -183,7 +183,7 @@ def _holding(observed: ObservedClient) -> Tensor | None:
     return torch.from_numpy(1 - hypergeom.pmf(0, sizes, held, used)).mean(0)
 
 
-def _truth(observed: ObservedClient, asked: Task, sight: Sight) -> Truth:
+def _truth(observed: ObservedClient, asked: Task, visible: VisibleUpdate) -> Truth:
     """Return the samples that the update was computed from, and its distortion by the defences."""
     order = list(batches(len(observed.indices), observed.training, asked.order))
     used = torch.cat(order).unique().to(observed.runtime.device)
@@ -192,14 +192,14 @@ def _truth(observed: ObservedClient, asked: Task, sight: Sight) -> Truth:
             f"client {observed.client} has an empty batch in round {observed.round} (training.sampling: poisson), so "
             f"'{observed.attack.title}' cannot attack this client; attack another round, or set `observes: gradient`"
         )
-    distortion, seen = 0.0, sight.update.tensors
-    if seen and (observed.arm.defences or sight.mixtures):
+    distortion, seen = 0.0, visible.update.tensors
+    if seen and (observed.arm.defences or visible.mixtures):
         plain = observed.undefended().tensors
         difference = {name: tensor - plain[name] for name, tensor in seen.items()}
         distortion = float(gradients.norm(difference) / gradients.norm(plain))
     numbers = observed.indices[used.cpu().numpy()]
     inputs, labels, decoys = asked.data.inputs[used], asked.data.labels[used], _decoys(observed, numbers)
-    inputs = losses.of(asked.model).original(inputs, labels)
+    inputs = losses.get_loss(asked.model).original(inputs, labels)
     return Truth(inputs, labels, distortion, numbers, decoys=decoys, holding=_holding(observed))
 
 
@@ -220,18 +220,18 @@ def _decoys(observed: ObservedClient, numbers: np.ndarray) -> Tensor | None:
     return observed.as_trained_on("train", np.asarray(chosen), "decoys")[0]
 
 
-def _shown(observed: ObservedClient, answer: Update) -> Sight:
+def _shown(observed: ObservedClient, answer: Update) -> VisibleUpdate:
     """Return the part of the update that the attack's view shows; raises `UserError` if tensors have another form."""
-    sight: Sight = observed.attack.view.shows(observed, answer)
-    mixed = (sight.mixtures.updates, sight.mixtures.buffers) if sight.mixtures else ({}, {})
-    parts = zip((sight.update.tensors, sight.update.buffers), mixed, (answer.tensors, answer.buffers), strict=True)
+    visible: VisibleUpdate = observed.attack.view.shows(observed, answer)
+    mixed = (visible.mixtures.updates, visible.mixtures.buffers) if visible.mixtures else ({}, {})
+    parts = zip((visible.update.tensors, visible.update.buffers), mixed, (answer.tensors, answer.buffers), strict=True)
     for alone, together, whole in parts:
         if any(shown and _shapes(shown) != _shapes(whole) for shown in (alone, *together.values())):
             raise UserError(
                 f"the view '{observed.attack.observes}' returns tensors whose names or shapes differ from the "
                 f"client's update; return tensors with the same names and shapes"
             )
-    return sight
+    return visible
 
 
 def _shapes(tensors: Named) -> dict[str, tuple[int, ...]]:
@@ -257,10 +257,10 @@ def _given(observed: ObservedClient, truth: Truth, update: Update) -> dict[str, 
 
 
 def _observation(
-    observed: ObservedClient, supposed: Task, sight: Sight, given: dict[str, Any], samples: int
+    observed: ObservedClient, supposed: Task, visible: VisibleUpdate, given: dict[str, Any], samples: int
 ) -> Observation:
     """Build an observation. Observations are built only here."""
-    data, update, local = observed.runtime.data, sight.seen, local_training(len(observed.indices), observed.training)
+    data, update, local = observed.runtime.data, visible.seen, local_training(len(observed.indices), observed.training)
     return Observation(
         victim=observed.client,
         round=observed.round,
@@ -277,6 +277,6 @@ def _observation(
         local=local,
         extra={name: value for name, value in given.items() if name != "labels"},
         returned_buffers=update.buffers,
-        sealed=sight.sealed,
-        shown=sight.mixtures if observed.attack.unmix else None,
+        sealed=visible.sealed,
+        shown=visible.mixtures if observed.attack.unmix else None,
     )

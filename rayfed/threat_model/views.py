@@ -27,7 +27,7 @@ TABLE: dict[str, str] = {
 
 
 @dataclass(frozen=True)
-class Sight:
+class VisibleUpdate:
     """The part of a client's update that a view shows to the attacker."""
 
     update: Update
@@ -88,12 +88,12 @@ class View:
         """Return the indices of the training samples from which the observed update is computed."""
         return observed.runtime.parts[observed.client]
 
-    def shows(self, observed: ObservedClient, answer: Update) -> Sight:
+    def shows(self, observed: ObservedClient, answer: Update) -> VisibleUpdate:
         """Return the part of a client's update `answer` that the attacker observes."""
         from rayfed.aggregation.over_channel import OverChannel
 
         rule = observed.runtime.rule(observed.visit.arm, observed.visit.sent)
-        return Sight(answer, sealed=rule.observed(answer) if isinstance(rule, OverChannel) else None)
+        return VisibleUpdate(answer, sealed=rule.observed(answer) if isinstance(rule, OverChannel) else None)
 
 
 @component
@@ -166,11 +166,11 @@ class ShownToClients(View):
 
         return drawn_clients(scenario, round)
 
-    def shows(self, observed: ObservedClient, answer: Update) -> Sight:
+    def shows(self, observed: ObservedClient, answer: Update) -> VisibleUpdate:
         """Return the update that other clients receive, without values if the aggregation rule sends none."""
         visit = observed.visit
         seen = observed.runtime.mixtures(visit.arm, visit.sent, visit.states)
         if seen is None:
-            return Sight(replace(answer, tensors={}, buffers={}))
+            return VisibleUpdate(replace(answer, tensors={}, buffers={}))
         shown = replace(answer, tensors=seen.updates[answer.client], buffers=seen.buffers[answer.client])
-        return Sight(shown, mixtures=seen)
+        return VisibleUpdate(shown, mixtures=seen)

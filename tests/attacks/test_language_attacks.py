@@ -60,7 +60,7 @@ def test_several_texts_are_read_off_one_gradient(size: int) -> None:
 
 
 def masked(built: nn.Module, seed: int) -> tuple[Tensor, Tensor]:
-    return losses.of(built).presented(*texts(1, seed), SAMPLE, torch.Generator().manual_seed(seed))
+    return losses.get_loss(built).presented(*texts(1, seed), SAMPLE, torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("attack", [Dager(), EmbeddingRows()])

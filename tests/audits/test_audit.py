@@ -83,7 +83,7 @@ def test_closed_forms_come_first_and_every_attack_has_all_twins() -> None:
     assert kinds == sorted(kinds)
     twins = [(a.name, a.batch_size, tuple(a.knowledge)) for a in s.attacks]
     assert len(twins) == len(set(twins))
-    assert all((name, batch, twin) in twins for name, batch, _ in twins for twin in audit.TWINS.values())
+    assert all((name, batch, twin) in twins for name, batch, _ in twins for twin in audit.ATTACKER_KNOWLEDGE.values())
 
 
 def test_all_attacks_of_the_list_are_registered() -> None:

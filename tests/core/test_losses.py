@@ -101,7 +101,7 @@ def test_a_loss_is_the_mean_of_its_samples_and_has_the_residuals_that_difference
 
 
 def test_plain_cross_entropy_keeps_its_bits() -> None:
-    assert torch.equal(losses.of(nn.Linear(1, 1))(OUTPUTS, CLASSES), F.cross_entropy(OUTPUTS, CLASSES))
+    assert torch.equal(losses.get_loss(nn.Linear(1, 1))(OUTPUTS, CLASSES), F.cross_entropy(OUTPUTS, CLASSES))
 
 
 @pytest.mark.parametrize(

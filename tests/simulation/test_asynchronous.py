@@ -26,7 +26,7 @@ from rayfed.simulation.executors.local import local
 from rayfed.simulation.inputs import prepare
 from rayfed.simulation.progress import Progress
 from rayfed.simulation.virtual_time.clock import Clock
-from rayfed.simulation.virtual_time.flights import Flights
+from rayfed.simulation.virtual_time.flights import InFlightUpdates
 from rayfed.simulation.virtual_time.work import Work
 from rayfed.store import checkpoint
 from rayfed.store.folder import RunFolder
@@ -101,10 +101,10 @@ def test_one_device_at_a_time_is_fedavg_one_client_after_another(rule: str, tmp_
         assert found == pytest.approx(expected)
 
 
-# Flights
+# InFlightUpdates
 
 
-def flown(s: Scenario, rounds: int, work: float = 1e5) -> list[Flights]:
+def flown(s: Scenario, rounds: int, work: float = 1e5) -> list[InFlightUpdates]:
     """The flights of so many rounds, on devices alone: no model is trained."""
     assert s.federation.system is not None
     arm = scenarios.resolve(s)["none"]
@@ -113,10 +113,10 @@ def flown(s: Scenario, rounds: int, work: float = 1e5) -> list[Flights]:
     found = []
     for round in range(rounds):
         clients = plan.started(s, round)
-        flights = Flights.of(round, clock.begin(arm, round, clients, 0), s.clients_per_round, saved, {})
+        flights = InFlightUpdates.of(round, clock.begin(arm, round, clients, 0), s.clients_per_round, saved, {})
         for client in clients:
             flights.made([{"client": client, "sent_bytes": 0}], None)
-        flights.fly(clients)
+        flights.advance(clients)
         saved = {"flying": flights.kept, "ended": flights.landed[-1].arrival}
         found.append(flights)
     return found

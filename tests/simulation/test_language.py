@@ -41,7 +41,7 @@ transformers = pytest.importorskip("transformers")
 
 
 def shown(kind: str, inputs: Tensor, targets: Tensor, built: nn.Module) -> tuple[Tensor, Tensor]:
-    return losses.of(built).presented(inputs, targets, SAMPLE, torch.Generator().manual_seed(3))
+    return losses.get_loss(built).presented(inputs, targets, SAMPLE, torch.Generator().manual_seed(3))
 
 
 # losses
@@ -55,14 +55,14 @@ def test_the_loss_is_that_of_transformers(kind: str) -> None:
     own = maker.from_pretrained(folder(kind)).eval()
     own.load_state_dict(built.state_dict())
     built.eval()
-    each = losses.of(built)(built(inputs), targets, "none")
+    each = losses.get_loss(built)(built(inputs), targets, "none")
     for row in range(5):
         text, wanted = inputs[row : row + 1], targets[row : row + 1]
         expected = own(text, attention_mask=(text != PAD).long(), labels=wanted).loss
         torch.testing.assert_close(each[row], expected, rtol=1e-4, atol=1e-5)
     whole, wanted = texts(4)
     if kind == "gpt2":  # as many tokens in each: the mean of texts is that of tokens
-        torch.testing.assert_close(losses.of(built)(built(whole), wanted), own(whole, labels=wanted).loss)
+        torch.testing.assert_close(losses.get_loss(built)(built(whole), wanted), own(whole, labels=wanted).loss)
 
 
 def test_labels_of_tokens_have_the_loss_of_transformers() -> None:
@@ -72,8 +72,8 @@ def test_labels_of_tokens_have_the_loss_of_transformers() -> None:
     targets[:, ::3] = NO_TARGET
     own = transformers.AutoModelForTokenClassification.from_pretrained(folder("bert"), num_labels=3).eval()
     own.load_state_dict(built.state_dict())
-    torch.testing.assert_close(losses.of(built)(built(inputs), targets), own(inputs, labels=targets).loss)
-    right = losses.of(built).right(built(inputs), targets)
+    torch.testing.assert_close(losses.get_loss(built)(built(inputs), targets), own(inputs, labels=targets).loss)
+    right = losses.get_loss(built).right(built(inputs), targets)
     counted = targets != NO_TARGET
     expected = ((built(inputs).argmax(2) == targets) & counted).sum(1) / counted.sum(1)
     assert right is not None
@@ -106,7 +106,7 @@ def test_what_fills_a_text_up_counts_nothing() -> None:
     inputs, _ = texts(1)
     padded = torch.cat([inputs[:, :5], torch.full((1, 3), PAD)], 1)
     wanted = torch.where(padded == PAD, NO_TARGET, padded)
-    short = losses.of(built)(built(padded), wanted)
+    short = losses.get_loss(built)(built(padded), wanted)
     by_hand = built(padded)[0, :4].log_softmax(1)[range(4), padded[0, 1:5]]
     torch.testing.assert_close(short, -by_hand.mean())
 

@@ -37,7 +37,7 @@ from rayfed.simulation.inputs import prepare
 from rayfed.simulation.progress import Progress
 from rayfed.threat_model.grants.base import Grant
 from rayfed.threat_model.observations import ObservationBuilder
-from rayfed.threat_model.views import Sight, View
+from rayfed.threat_model.views import View, VisibleUpdate
 from rayfed.update import Named, Observation, Update
 from tests.conftest import REPOSITORY
 
@@ -273,9 +273,9 @@ class Betrayer(View):
 
     describe: ClassVar[str] = "too much"
 
-    def shows(self, observed: ObservedClient, answer: Update) -> Sight:
+    def shows(self, observed: ObservedClient, answer: Update) -> VisibleUpdate:
         images = observed.asked().data.inputs
-        return Sight(replace(answer, tensors={**answer.tensors, "images": images}))
+        return VisibleUpdate(replace(answer, tensors={**answer.tensors, "images": images}))
 
 
 def test_a_view_shows_tensors_of_the_clients_answer_alone(seen: Any) -> None:

@@ -61,7 +61,7 @@ class Head:
             if scale is None:
                 continue
             exact = None if f"{layer}.bias" in observation.update else _Slopes.of(network, state, observation, inputs)
-            centred = losses.of(network).takes == "classes"
+            centred = losses.get_loss(network).takes == "classes"
             return cls(network, state, layer, scale, exact if exact is not None and exact.exact(centred) else None)
         return cls(network, state, None, 1.0, _Slopes.of(network, state, observation, inputs))
 
@@ -163,7 +163,7 @@ def _scale(model: nn.Module, state: Named, layer: str, inputs: Tensor) -> float 
     features, logits = _forward(model, state | {f"{layer}.weight": weight}, layer, inputs)
     if features is None or features.ndim != 2 or logits.ndim != 2 or features.shape[1] != weight.shape[1]:
         return None
-    centred = _centred if losses.of(model).takes == "classes" else torch.Tensor.clone
+    centred = _centred if losses.get_loss(model).takes == "classes" else torch.Tensor.clone
     mix = centred(torch.randn(logits.shape, generator=torch.Generator().manual_seed(0)).to(logits))
     (slope,) = torch.autograd.grad(logits, weight, mix, allow_unused=True)
     if slope is None:

@@ -53,7 +53,10 @@ class Probe:
         self._buffers = self._converted(buffers_for(self._model, observation))
         self.shape, self._sample = observation.sample.shape, observation.sample
         self._places = observation.places
-        self.loss, self._outputs = losses.of(self._model), observation.classes if observation.has_numbers else None
+        self.loss, self._outputs = (
+            losses.get_loss(self._model),
+            observation.classes if observation.has_numbers else None,
+        )
         self._known: dict[Hashable, Any] = {}
         self.read_labels: Callable[[], Any] = dict
         """Infers the labels of the current observations (`rayfed.attacks.closed_form.answer.labelled`)."""

@@ -121,7 +121,7 @@ class OwnProducts:
         stages, numbers = own_samples(head, observation)
         features, logits = head.forward(stages.flatten(0, 1))
         labels = F.one_hot(numbers, observation.classes).double()
-        residuals = losses.of(head.model).residuals(logits, numbers.repeat(len(stages)))
+        residuals = losses.get_loss(head.model).residuals(logits, numbers.repeat(len(stages)))
         features = residuals[:, :0] if features is None else features.double().nan_to_num(0, 0, 0)
         basis = torch.linalg.svd(features, full_matrices=False).Vh[: _SHOWN // observation.classes].T
         unit = float(features.norm(dim=1).mean()) or 1.0
@@ -147,7 +147,7 @@ class LabelReader:
         """Recover the labels of an observation from the observed gradient."""
         cross, residual = self.head.products(observation.gradient)
         size, smoothed = observation.batch_size, residual
-        if residual is not None and (smoothing := getattr(losses.of(self.head.model), "label_smoothing", 0.0)):
+        if residual is not None and (smoothing := getattr(losses.get_loss(self.head.model), "label_smoothing", 0.0)):
             smoothed = residual + smoothing / len(residual)  # undo the constant of label smoothing
         if size == 1:
             return one_label(cross, smoothed)
@@ -174,7 +174,7 @@ def one_samples_numbers(head: Head, observation: Observation) -> Tensor | None:
 
     The residual of each output is (sigmoid - label) / K, which is negative if the label is 1.
     """
-    if observation.batch_size > 1 or not isinstance(losses.of(head.model), losses.BinaryCrossEntropy):
+    if observation.batch_size > 1 or not isinstance(losses.get_loss(head.model), losses.BinaryCrossEntropy):
         return None
     _, residual = head.products(observation.gradient)
     if residual is None:

@@ -178,7 +178,7 @@ class _Candidates:
     def _losses(self, weights: Named) -> Tensor:
         state = {**weights, **self.observation.buffers}
         logits = torch.cat([functional_call(self.model, state, (some,)) for some in self.inputs.split(_AT_ONCE)])
-        return losses.of(self.model)(logits, self.labels, "none")
+        return losses.get_loss(self.model)(logits, self.labels, "none")
 
     def _confidences(self, weights: Named) -> Tensor:
         """Return log(p / (1 - p)) for the probability p of each candidate's label; it is roughly normal."""

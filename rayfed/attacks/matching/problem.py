@@ -398,7 +398,7 @@ class Matching:
 
     def _soft_labels(self, points: Tensor) -> Tensor:
         logits = self._logits(points)
-        return losses.of(self.model).predicted(logits) if self.has_numbers else logits.softmax(2)
+        return losses.get_loss(self.model).predicted(logits) if self.has_numbers else logits.softmax(2)
 
     def _found(self, points: Tensor) -> Named:
         """Return the unknown model tensors that points (Q, D) encode, each with a leading dimension Q."""

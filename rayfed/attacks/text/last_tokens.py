@@ -30,7 +30,7 @@ _TRIED = 4
 
 def is_causal(model: nn.Module) -> bool:
     """Return whether a model is trained for causal language modelling, according to its loss."""
-    return isinstance(losses.of(model), CausalLM)
+    return isinstance(losses.get_loss(model), CausalLM)
 
 
 def with_last_tokens(observation: Observation, model: nn.Module, found: Tensor, known: int) -> Tensor:

@@ -128,7 +128,7 @@ class Statement:
         state = self._data.state
         sentences = [f"Run started: {started}."] if started else []
         if state != "finished":
-            end = "was stopped after its last round" if exits.over(self._data.status) else "did not finish"
+            end = "was stopped after its last round" if exits.is_complete(self._data.status) else "did not finish"
             sentences.append(f"The run {end} ({state}).")
         if self.redacted:
             sentences.append("This version leaves out samples, labels, messages and file names.")

@@ -114,7 +114,7 @@ def obstacle(task: Task, training: Training, defences: Sequence[Defence]) -> str
             return f"the defence {type(defence).__name__} supports only one client at a time"
     if task.private:
         return "each client has its own private layers"
-    if losses.of(task.model).takes == "classes" and are_words(task.data.labels):
+    if losses.get_loss(task.model).takes == "classes" and are_words(task.data.labels):
         return "the CTC loss (for labels that are words) supports only one batch at a time"
     if uses_batch_statistics(task.model):
         return "batch norm in training mode would include the padding of smaller batches (model.batch_norm: eval works)"

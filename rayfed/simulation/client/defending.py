@@ -336,7 +336,7 @@ def _built(defences: Sequence[str | Mapping[str, Any]]) -> list[tuple[str, Defen
     for problem in component_problems({"defences": written}):
         place, *field = problem.path[1:]
         where = ": ".join(filter(None, (str(written[place].get("name")), ".".join(map(str, field)))))
-        raise UserError(f"defence {where}: {problem.told}")
+        raise UserError(f"defence {where}: {problem.text}")
     return [(one["name"], DefenceSpec.model_validate(one).build()) for one in written]
 
 

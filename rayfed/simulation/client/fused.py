@@ -39,7 +39,7 @@ def fused_gradient(task: Task, weights: Named, batch: Batch) -> tuple[Named, Ten
     def backward(model: nn.Module) -> tuple[Named, Tensor]:
         with gradients.collected_penalties(model) as penalties:
             outputs = _every(model(Stacked(inputs)))
-        each = losses.of(model)(outputs.flatten(0, 1), labels.flatten(0, 1), "none").view_as(mask)
+        each = losses.get_loss(model)(outputs.flatten(0, 1), labels.flatten(0, 1), "none").view_as(mask)
         each = each + sum(_every(penalty) for penalty in penalties)
         means = (each * mask).sum(1) / mask.sum(1).clamp(min=1)
         slopes = torch.autograd.grad(means.sum(), list(leaves.values()), materialize_grads=True)

@@ -203,7 +203,7 @@ class ClientRuntime:
 
     def _presented(self, arm: str, data: Batch, *purpose: int | str) -> Batch:
         """Return samples as prepared by the arm's loss, such as with masked tokens, sampled from `purpose`."""
-        loss = losses.of(self.arm(arm).model)
+        loss = losses.get_loss(self.arm(arm).model)
         if type(loss).presented is losses.Loss.presented:
             return data
         generator = self.scenario.generator(*purpose)
@@ -454,7 +454,7 @@ class ClientRuntime:
     def _evaluated(self, arm: str, state: Named, batches: Iterable[tuple[Tensor, Tensor]]) -> Evaluation:
         """Evaluate a model on batches of inputs and labels, and return sums over the samples."""
         model = self.arm(arm).model
-        loss, found = losses.of(model), Evaluation(0.0, 0.0, 0.0)
+        loss, found = losses.get_loss(model), Evaluation(0.0, 0.0, 0.0)
         modes = [(module, module.training) for module in model.modules()]
         model.eval()
         for inputs, labels in batches:

@@ -252,7 +252,7 @@ def rows_of(cohort: Cohort, scenario: Scenario, round: int) -> Rows:
     ]
 
 
-def told(arm: str, round: int, failed: Rows, drawn: int) -> str:
+def format_failures(arm: str, round: int, failed: Rows, drawn: int) -> str:
     """Return a message on the failed clients of an arm in a round, with the reasons."""
     reasons = [f"client {row['client']} {row['status']}" for row in failed]
     said = [*reasons[:_SAID], *["..."] * (len(reasons) > _SAID)]

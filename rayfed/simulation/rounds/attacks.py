@@ -164,7 +164,8 @@ class Attacks:
         return {}
 
     def begin(self, round: int, sent: Mapping[str, Ref], earlier: Mapping[str, Sequence[Sent]]) -> Begun | None:
-        """Start attacks of a round before its training, as many as are observed at once; `strike` collects the results.
+        """Start attacks of a round before its training, as many as are observed at once; `run_attacks` collects the
+        results.
 
         This is possible because an observation repeats the client's work. Returns None if there are no attacks, or if
         a client fails; its training then reports the error.
@@ -180,7 +181,7 @@ class Attacks:
         calls = [self._call(i, due[i], seen, round) for i, seen in observed.items()]
         return Begun(due, state.truths, self.run_attackers(calls, self._hear(state), ahead=True))
 
-    def strike(
+    def run_attacks(
         self,
         round: int,
         sent: Mapping[str, Ref],

@@ -16,7 +16,15 @@ from rayfed.simulation.client.arm import Arm
 from rayfed.simulation.client.failures import check_left
 from rayfed.simulation.client.server_message import Sent, Split, State
 from rayfed.simulation.executors.base import Call, Ref
-from rayfed.simulation.executors.stragglers import Cohort, Portion, StragglerHandling, portions, rows_of, shares, told
+from rayfed.simulation.executors.stragglers import (
+    Cohort,
+    Portion,
+    StragglerHandling,
+    format_failures,
+    portions,
+    rows_of,
+    shares,
+)
 from rayfed.simulation.rounds import node_sums
 from rayfed.simulation.rounds.attacks import Begun
 from rayfed.simulation.rounds.evaluation import (
@@ -35,7 +43,7 @@ from rayfed.simulation.server import ArmState, Kept
 from rayfed.simulation.tables import RoundTables, Rows
 from rayfed.simulation.virtual_time.admission import Admission
 from rayfed.simulation.virtual_time.clock import DROPPED, SENT, RoundClock
-from rayfed.simulation.virtual_time.flights import Flights
+from rayfed.simulation.virtual_time.flights import InFlightUpdates
 from rayfed.update import Named
 
 States = dict[str, dict[int, State]]
@@ -64,7 +72,7 @@ class Round:
         self.asking = [name for name, rule in rules.items() if _asks(self.arms[name], rule)]
         self.asynchronous = [name for name, rule in rules.items() if rule.asynchronous]
         self.cohorts = {name: plan.cohorts(federation.scenario, number, name in self.asynchronous) for name in arms}
-        self.flights: dict[str, Flights] = {}
+        self.flights: dict[str, InFlightUpdates] = {}
         self.added: list[Ref] = []
         """Unconfirmed calls in which the server adds partial results."""
         self.tables = RoundTables()
@@ -80,7 +88,7 @@ class Round:
         served = self._step()
         finished = self._finished(served)  # before client calls, so that a hanging server is not mistaken for a client
         evaluations = self._evaluate({arm: served[arm].sent for arm in due}, after)
-        self.federation.attacks.strike(self.number, sent, self.tables, self._earlier(), begun)
+        self.federation.attacks.run_attacks(self.number, sent, self.tables, self._earlier(), begun)
         self._end(served, finished, after, evaluations)
         return self.tables
 
@@ -91,7 +99,7 @@ class Round:
         """
         sent = {arm: self.federation.ask_server("sent", arm, self.number).sent for arm in self.arms}
         try:
-            self.federation.attacks.strike(self.number, sent, self.tables, {})
+            self.federation.attacks.run_attacks(self.number, sent, self.tables, {})
         except KeyboardInterrupt:
             interrupted(self.tables)
             raise
@@ -174,20 +182,20 @@ class Round:
         for arm, partials in sums.met():
             self.added.append(executor.serve("add", arm, counts[arm], partials))
         for arm, flights in self.flights.items():
-            self.added += self._land(arm, flights)
+            self.added += self._apply_arrivals(arm, flights)
         self._sum_up(seconds, warming, admission)
         return {arm: dict(sorted(own.items())) for arm, own in states.items()}  # in a fixed order
 
-    def _flights(self, arm: str, clock: RoundClock) -> Flights:
+    def _flights(self, arm: str, clock: RoundClock) -> InFlightUpdates:
         """Return the updates of an arm that are in flight at the start of the round."""
         federation = self.federation
         count, held = federation.scenario.clients_per_round, federation.held.get(arm, {})
-        return Flights.of(self.number, clock, count, federation.saved[arm], held)
+        return InFlightUpdates.of(self.number, clock, count, federation.saved[arm], held)
 
-    def _land(self, arm: str, flights: Flights) -> list[Ref]:
+    def _apply_arrivals(self, arm: str, flights: InFlightUpdates) -> list[Ref]:
         """Advance an arm until enough updates for a step have arrived, and add them at the server in order."""
         federation = self.federation
-        flights.fly(self._clients(arm))
+        flights.advance(self._clients(arm))
         rule, earlier = federation.rules[arm], federation.saved[arm]["earlier"]
         again = [
             Call("cohorts", (arm, Sent(one.round, **earlier[one.round]), 0, [(one.client,)], {}), one.key, returns=2)
@@ -200,7 +208,7 @@ class Round:
             begun = federation.saved[arm] if one.round == self.number else earlier[one.round]
             known = begun["weights"] if isinstance(rule, AsynchronousRule) and rule.mixes else {}
             args = len(flights.landed), place, self.number - one.round, known, flights.held[one.key]
-            added.append(federation.executor.serve("land", arm, *args))
+            added.append(federation.executor.serve("apply_async_update", arm, *args))
         self.tables.clients += flights.rows
         return added
 
@@ -269,7 +277,7 @@ class Round:
                 simulated["simulated_seconds"] = self.federation.clock.since(ended, self.number, took)
             left = [row for row in rows if row["status"] == "ok"]
             if failed := [row for row in rows if row["status"] not in ("ok", *DROPPED)]:
-                self.federation.progress.note(told(name, self.number, failed, len(rows)))
+                self.federation.progress.note(format_failures(name, self.number, failed, len(rows)))
             if len(left) < len(rows):
                 check_left(arm.spec, self.number, len(left), len(rows))
             row = _round_row(name, self.number, left, seconds[name]) | {"warming": name in warming} | simulated

@@ -41,7 +41,7 @@ class Flight:
 
 
 @dataclass
-class Flights:
+class InFlightUpdates:
     """Updates in flight of one arm during one round."""
 
     number: int
@@ -61,7 +61,7 @@ class Flights:
     @classmethod
     def of(
         cls, number: int, clock: RoundClock, count: int, saved: Mapping[str, Any], held: Mapping[Any, Ref]
-    ) -> Flights:
+    ) -> InFlightUpdates:
         """Return the updates in flight of an arm at the start of a round, from the arm's saved state."""
         flying = [Flight(**one) for one in saved.get("flying", ())]
         return cls(number, clock, count, saved.get("ended", 0.0), flying, dict(held))
@@ -72,7 +72,7 @@ class Flights:
         self._ready[row["client"]] = row
         self.held[self.number, row["client"]] = update
 
-    def fly(self, clients: Sequence[int]) -> None:
+    def advance(self, clients: Sequence[int]) -> None:
         """Start `clients` in order, and advance virtual time until enough updates for a server step have arrived."""
         waiting, free = iter(clients), {flight.client: flight.arrival for flight in self.flying}
         air = [(flight.arrival, flight.round, flight.client, flight) for flight in self.flying]

@@ -28,7 +28,7 @@ class Labels(Grant):
 
         from rayfed.core import losses
 
-        if losses.of(observed.arm.model).takes == "tokens":
+        if losses.get_loss(observed.arm.model).takes == "tokens":
             return {}
         if truth.labels.ndim == 1:
             return {"labels": truth.labels.sort().values}

@@ -17,7 +17,7 @@ from rayfed.audits.plan import UNDEFENDED, called
 from rayfed.evidence.criteria import Criterion
 from rayfed.evidence.findings import findings
 from rayfed.evidence.rows import Row
-from rayfed.samples import held
+from rayfed.samples import dataset_modality
 from rayfed.store.finding import Finding
 from tests.helpers.planted import keys
 
@@ -62,7 +62,7 @@ class Plant:
     @property
     def criterion(self) -> Criterion:
         """Return the criterion of a leak."""
-        return Criterion.of(held(registry.find("datasets", self.data["name"])), None)
+        return Criterion.of(dataset_modality(registry.find("datasets", self.data["name"])), None)
 
 
 def defended(name: str, key: keys.Key | None, defence: str, model: str = "Dense", **parameters: Any) -> Plant:

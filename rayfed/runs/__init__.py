@@ -1,0 +1,1 @@
+"""Runs and sweeps: launch, resume, record, and the scenarios that they read."""

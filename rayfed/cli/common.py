@@ -16,12 +16,10 @@ from threading import Event, Thread
 from typing import Annotated, Any
 
 import typer
-import yaml
 from rich.console import Console
 from rich.markup import escape
 
 from rayfed.cli import unreturned
-from rayfed.core.documents import load_yaml
 from rayfed.core.user_exits import describe_exit, exits_refused
 from rayfed.errors import Killed, NotPortable, UserError, plain
 from rayfed.report.terminal.console import console
@@ -247,8 +245,14 @@ def load(path: Path, changes: list[str] | None) -> Any:
 
 def yaml_option(option: str, text: str | None) -> Any:
     """Return the parsed value of a YAML option; None for a missing option. Raises `UserError` for invalid YAML."""
+    if text is None:
+        return None
+    import yaml
+
+    from rayfed.core.documents import load_yaml
+
     try:
-        return None if text is None else load_yaml(text)
+        return load_yaml(text)
     except yaml.YAMLError as error:
         raise UserError(f"{option}: '{text}' is not valid YAML: {error}") from error
 

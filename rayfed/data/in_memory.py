@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rayfed.arrays import to_tensor
+from rayfed.core.arrays import to_tensor
 from rayfed.data.base import Source, Split, hold_out_fifth
 from rayfed.data.packing import pack
 from rayfed.errors import UserError

@@ -1,6 +1,6 @@
 """Pareto fronts of defences: the settings that no other setting dominates, and the hypervolume that they cover.
 
-Non-dominance and hypervolume are computed by moocore. Settings are compared by the means over their repeats.
+Settings are compared by the means over their repeats.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import moocore
 import numpy as np
 
 from rayfed.errors import UserError, nearest
@@ -61,7 +60,7 @@ class ParetoFront:
         if not spread.any():
             return 1.0
         shares = np.clip((points - worst)[:, spread] / (best - worst)[spread], 0, 1)
-        return float(moocore.hypervolume(shares, ref=np.zeros(spread.sum()), maximise=True))
+        return _volume(shares)
 
     def _corner(self, values: Mapping[str, float], what: str) -> np.ndarray:
         for name in self.measures:
@@ -100,9 +99,35 @@ def front(
     if not compared:
         return ParetoFront(measures, [], [], unknown)
     points = _points(compared, measures)
-    best = np.flatnonzero(moocore.is_nondominated(points, maximise=True, keep_weakly=True))
-    ordered = sorted(best, key=lambda index: tuple(-points[index]))
+    ordered = sorted(_nondominated(points), key=lambda index: tuple(-points[index]))
     return ParetoFront(measures, compared, [compared[index] for index in ordered], unknown)
+
+
+def _nondominated(points: np.ndarray) -> list[int]:
+    """Return the indices of the points (n, k) that no other point dominates; of equal points, all."""
+    at_least = (points[:, None] >= points).all(2)
+    above = (points[:, None] > points).any(2)
+    return np.flatnonzero(~(at_least & above).any(0)).tolist()
+
+
+def _volume(points: np.ndarray) -> float:
+    """Return the volume of the union of the boxes between the origin and points (n, k), none of them negative.
+
+    Slices along the last axis are bounded by the points' values. A slice's volume is its thickness times the union of
+    the boxes that reach it, without this axis ("hypervolume by slicing objectives", While et al. 2006).
+    """
+    if points.shape[1] == 1:
+        return float(points.max())
+    points = points[np.argsort(-points[:, -1])]
+    tops = points[:, -1]
+    thicknesses = tops - np.append(tops[1:], 0.0)
+    if points.shape[1] == 2:
+        return float(thicknesses @ np.maximum.accumulate(points[:, 0]))
+    volume = 0.0
+    for count, thickness in enumerate(thicknesses, 1):
+        if thickness > 0:
+            volume += thickness * _volume(points[:count, :-1])
+    return volume
 
 
 def _is_compared(one: Setting, measures: Sequence[str]) -> bool:

@@ -19,7 +19,7 @@ from torch import Tensor
 from rayfed.core.arrays import is_counter
 from rayfed.errors import UserError, require_extra
 from rayfed.recording import Recorder
-from rayfed.recording_checks import Normalisation
+from rayfed.core.recording_checks import Normalisation
 from rayfed.update import LocalTraining
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from rayfed.core.arrays import is_counter
+from rayfed.core.recording_checks import Normalisation
 from rayfed.errors import UserError, require_extra
 from rayfed.recording import Recorder
-from rayfed.core.recording_checks import Normalisation
 from rayfed.update import LocalTraining
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rayfed.errors import MissingExtraError, require_extra
-from rayfed.report import page
+from rayfed.report.html import page
 from tests.conftest import REPOSITORY
 from tests.helpers.command import LOCAL, MINIMAL, run
 from tests.helpers.result_fixtures import attacked, small_run

@@ -1,6 +1,6 @@
 """Pareto fronts of defences: the settings that no other setting dominates, and the hypervolume that they cover.
 
-Settings are compared by the means over their repeats.
+The hypervolume is computed by moocore (extra `search`). Settings are compared by the means over their repeats.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rayfed.errors import UserError, nearest
+from rayfed.errors import UserError, nearest, require_extra
 from rayfed.evidence.guarantee_compat import list_kinds, mixed_guarantees
 from rayfed.evidence.settings import Setting, by_values, of_attacks, strongest
 from rayfed.metrics.measures import measure_of
@@ -60,7 +60,10 @@ class ParetoFront:
         if not spread.any():
             return 1.0
         shares = np.clip((points - worst)[:, spread] / (best - worst)[spread], 0, 1)
-        return _volume(shares)
+        require_extra("search", "the hypervolume", "moocore")
+        import moocore
+
+        return float(moocore.hypervolume(shares, ref=np.zeros(spread.sum()), maximise=True))
 
     def _corner(self, values: Mapping[str, float], what: str) -> np.ndarray:
         for name in self.measures:
@@ -108,26 +111,6 @@ def _nondominated(points: np.ndarray) -> list[int]:
     at_least = (points[:, None] >= points).all(2)
     above = (points[:, None] > points).any(2)
     return np.flatnonzero(~(at_least & above).any(0)).tolist()
-
-
-def _volume(points: np.ndarray) -> float:
-    """Return the volume of the union of the boxes between the origin and points (n, k), none of them negative.
-
-    Slices along the last axis are bounded by the points' values. A slice's volume is its thickness times the union of
-    the boxes that reach it, without this axis ("hypervolume by slicing objectives", While et al. 2006).
-    """
-    if points.shape[1] == 1:
-        return float(points.max())
-    points = points[np.argsort(-points[:, -1])]
-    tops = points[:, -1]
-    thicknesses = tops - np.append(tops[1:], 0.0)
-    if points.shape[1] == 2:
-        return float(thicknesses @ np.maximum.accumulate(points[:, 0]))
-    volume = 0.0
-    for count, thickness in enumerate(thicknesses, 1):
-        if thickness > 0:
-            volume += thickness * _volume(points[:count, :-1])
-    return volume
 
 
 def _is_compared(one: Setting, measures: Sequence[str]) -> bool:

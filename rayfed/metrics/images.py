@@ -1,7 +1,7 @@
 """Metrics of pixel errors and structural similarity for pairs of images.
 
-Source of SSIM: Wang et al. 2004, "Image quality assessment: from error visibility to structural similarity", equation
-13, in scikit-image's definition: a uniform window of 7 pixels, sample variances, no padding, the mean over channels.
+Source of SSIM: Wang et al. 2004, "Image quality assessment: from error visibility to structural similarity", in
+scikit-image's definition (uniform window of 7).
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _SMALLEST_WINDOW = 3
-_C1, _C2 = 0.01**2, 0.03**2
-"""Constants of SSIM for pixels in [0, 1], after Wang et al. 2004, section III.B."""
 PSNR_CEILING = 100.0
 """PSNR (dB) of a mean squared error of 1e-10, which is far below 8-bit rounding. Higher values count as equal to it."""
 
@@ -38,7 +36,7 @@ def ssim(a: Tensor, b: Tensor) -> Tensor:
     Images with a side under 7 pixels use the largest odd window that fits. Raises `UserError` for images with a side
     under 3 pixels.
     """
-    from torch.nn.functional import avg_pool2d  # `rayfed list metrics` needs no PyTorch
+    from skimage.metrics import structural_similarity  # 0.5 s and 20 MB in every client's actor
 
     side = min(a.shape[-2:])
     if side < _SMALLEST_WINDOW:
@@ -46,16 +44,9 @@ def ssim(a: Tensor, b: Tensor) -> Tensor:
             f"SSIM needs images of at least 3 x 3 pixels, found {a.shape[-2]} x {a.shape[-1]}; remove `ssim`"
         )
     window = min(7, side - 1 + side % 2)
-    a, b = a.double(), b.double()
-    mean_a, mean_b, square_a, square_b, product = (
-        avg_pool2d(values, window, stride=1) for values in (a, b, a * a, b * b, a * b)
-    )
-    unbiased = window**2 / (window**2 - 1)
-    variances = unbiased * (square_a - mean_a**2 + square_b - mean_b**2)
-    covariance = unbiased * (product - mean_a * mean_b)
-    luminance = (2 * mean_a * mean_b + _C1) / (mean_a**2 + mean_b**2 + _C1)
-    structure = (2 * covariance + _C2) / (variances + _C2)
-    return (luminance * structure).flatten(1).mean(1)
+    pairs = zip(a.double().cpu().numpy(), b.double().cpu().numpy(), strict=True)
+    values = [structural_similarity(x, y, win_size=window, data_range=1, channel_axis=0) for x, y in pairs]
+    return a.double().new_tensor(values)
 
 
 MSE = Metric(

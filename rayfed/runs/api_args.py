@@ -11,13 +11,13 @@ from typing import Any
 
 from rayfed import registry
 from rayfed import scenario as scenarios
-from rayfed.results.loading import Results
-from rayfed.runs import scenario_loading
-from rayfed.simulation.progress import AuditProgress
+from rayfed.core.shipped import scenario_path
 from rayfed.report.terminal.console import console
 from rayfed.report.terminal.run import RunView
+from rayfed.results.loading import Results
+from rayfed.runs import scenario_loading
 from rayfed.scenario import Scenario
-from rayfed.core.shipped import scenario_path
+from rayfed.simulation.progress import AuditProgress
 
 Source = str | PathLike[str] | Mapping[str, Any] | Scenario
 

@@ -13,8 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 from rayfed import registry
 from rayfed.core import seeds
-from rayfed.simulation.machine import Machine
 from rayfed.scenario import Scenario
+from rayfed.simulation.machine import Machine
 from rayfed.store.folder import RunFolder
 from rayfed.version import __version__
 

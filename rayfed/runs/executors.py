@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from rayfed.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from rayfed.simulation.executors.base import Execution
     from rayfed.runs.sweeps import SweepExecution
+    from rayfed.simulation.executors.base import Execution
 
 
 _GROUP = "rayfed.executor."

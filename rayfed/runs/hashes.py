@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from rayfed.data.base import Images
+from rayfed.scenario import dotted_paths
 from rayfed.simulation.client import devices
 from rayfed.simulation.client.arm import Arm
-from rayfed.data.base import Images
 from rayfed.simulation.inputs import Inputs
-from rayfed.scenario import dotted_paths
 from rayfed.store.checkpoint import Checkpoint
 from rayfed.update import digest_of
 

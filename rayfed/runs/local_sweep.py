@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rayfed.results.sweep_folder import TRIALS
-from rayfed.runs import runner
-from rayfed.simulation.gpus import gpus_here
-from rayfed.simulation.executors.local import local
-from rayfed.simulation.progress import Progress
-from rayfed.runs.sweeps import SweepRecorder, objectives_of, swept, trials_of
 from rayfed.errors import UserError
 from rayfed.evidence import outcomes
+from rayfed.results.sweep_folder import TRIALS
+from rayfed.runs import runner
+from rayfed.runs.sweeps import SweepRecorder, objectives_of, swept, trials_of
 from rayfed.scenario import Scenario
 from rayfed.scenario.trials import scenario_of
+from rayfed.simulation.executors.local import local
+from rayfed.simulation.gpus import gpus_here
+from rayfed.simulation.progress import Progress
 from rayfed.store.exits import exit_of
 
 

@@ -14,20 +14,20 @@ from typing import Any
 import torch
 
 from rayfed.attacks.base import InferenceAttack
-from rayfed.simulation.client import plan
-from rayfed.threat_model.observations import ObservationBuilder
-from rayfed.simulation.client.runtime import ClientRuntime
-from rayfed.simulation.client.server_message import Sent
-from rayfed.simulation.client.visit import ClientVisit
-from rayfed.simulation.inputs import Inputs
+from rayfed.core.reasons import NOT_ADAPTIVE, OF_DECLARATION, Reason
 from rayfed.errors import UserError
 from rayfed.evidence.arms import arm_spec, has_user_defence
 from rayfed.evidence.criteria import Criterion
 from rayfed.evidence.verdicts import run_findings
-from rayfed.core.reasons import NOT_ADAPTIVE, OF_DECLARATION, Reason
 from rayfed.report.text.reasons import doubt_text
 from rayfed.scenario import AttackSpec, Scenario
+from rayfed.simulation.client import plan
+from rayfed.simulation.client.runtime import ClientRuntime
+from rayfed.simulation.client.server_message import Sent
+from rayfed.simulation.client.visit import ClientVisit
+from rayfed.simulation.inputs import Inputs
 from rayfed.store.finding import Doubt, State
+from rayfed.threat_model.observations import ObservationBuilder
 
 Undeclared = Mapping[tuple[str, str], Doubt]
 """(Arm, attack title) -> why the declarations of the arm's defences say nothing."""

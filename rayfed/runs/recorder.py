@@ -11,11 +11,11 @@ from datetime import datetime
 from io import StringIO
 from typing import Any, cast
 
-from rayfed.simulation.virtual_time.clock import DROPPED
-from rayfed.simulation.progress import Progress
-from rayfed.simulation.tables import RoundTables
 from rayfed.errors import LeaseError, UserError, noting_errors, plain
 from rayfed.evidence.verdicts import VERDICTS, write_verdicts
+from rayfed.simulation.progress import Progress
+from rayfed.simulation.tables import RoundTables
+from rayfed.simulation.virtual_time.clock import DROPPED
 from rayfed.store import checkpoint, exits
 from rayfed.store.checkpoint import Checkpoint
 from rayfed.store.exits import RunKind

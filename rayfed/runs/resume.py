@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from rayfed.core import seeds
-from rayfed.simulation.client import devices, plan
-from rayfed.simulation.executors.base import Execution
-from rayfed.simulation.gpus import KINDS
 from rayfed.errors import ResourceError, RunError
 from rayfed.evidence.compare import compare_documents
 from rayfed.report.text.compare import value_text
 from rayfed.scenario import AttackSpec, Scenario
+from rayfed.simulation.client import devices, plan
+from rayfed.simulation.executors.base import Execution
+from rayfed.simulation.gpus import KINDS
 from rayfed.store import run_key
 from rayfed.store.checkpoint import Checkpoint
 from rayfed.store.folder import SCENARIO, RunFolder

@@ -13,29 +13,29 @@ import numpy as np
 import pyarrow as pa
 
 from rayfed import scenario as scenarios
-from rayfed.simulation.client.server_message import Sent
 from rayfed.data.partitions.base import label_mix
-from rayfed.simulation.rounds.attacks import LoadStates
+from rayfed.errors import RunError, ScenarioError
+from rayfed.report.text.guarantees import guarantee_lines
+from rayfed.report.text.weights import initial_weights
 from rayfed.runs.bounds import check_bounds
-from rayfed.runs.resume import check_attacked, check_same, check_streams, finished, gpus_of_run, what_counts, with_key
 from rayfed.runs.environment import FILE as ENVIRONMENT
 from rayfed.runs.environment import MachineRecord
-from rayfed.simulation.executors.base import Execution
-from rayfed.simulation.rounds.federation import Federation
-from rayfed.runs.preflight import find_undeclared, unreachable
-from rayfed.simulation.gpus import with_devices
 from rayfed.runs.hashes import changed_code, changed_data, hashes
+from rayfed.runs.preflight import find_undeclared, unreachable
+from rayfed.runs.recorder import RunRecorder
+from rayfed.runs.resume import check_attacked, check_same, check_streams, finished, gpus_of_run, what_counts, with_key
+from rayfed.scenario import Scenario
+from rayfed.simulation.client.server_message import Sent
+from rayfed.simulation.executors.base import Execution
+from rayfed.simulation.gpus import with_devices
 from rayfed.simulation.inputs import Inputs, prepare, scorer
 from rayfed.simulation.progress import Progress
-from rayfed.runs.recorder import RunRecorder
+from rayfed.simulation.rounds.attacks import LoadStates
+from rayfed.simulation.rounds.federation import Federation
 from rayfed.simulation.rounds.recovery import until_played
 from rayfed.simulation.rounds.round import Round
 from rayfed.simulation.small_batches import check_batches
 from rayfed.simulation.tables import RoundTables
-from rayfed.errors import RunError, ScenarioError
-from rayfed.report.text.guarantees import guarantee_lines
-from rayfed.report.text.weights import initial_weights
-from rayfed.scenario import Scenario
 from rayfed.store import checkpoint, exits, run_key
 from rayfed.store.folder import SCENARIO, RunFolder
 from rayfed.store.lease import holding

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from rayfed import registry
-from rayfed.errors import UserError
 from rayfed.core.files import find_in
+from rayfed.errors import UserError
 from rayfed.scenario import Scenario, dotted_paths
 from rayfed.scenario import load as load_scenario
 from rayfed.scenario.components import named

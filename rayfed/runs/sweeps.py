@@ -8,18 +8,18 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rayfed import scenario as scenarios
-from rayfed.results.sweep_folder import TRIALS, SweepFolder
-from rayfed.runs.resume import check_begun, check_streams, same_gpus, what_counts
-from rayfed.runs.environment import note_environment
-from rayfed.runs.preflight import unreachable
-from rayfed.simulation.gpus import with_devices
-from rayfed.simulation.machine import check_arithmetic
-from rayfed.simulation.progress import SweepProgress
 from rayfed.errors import LeaseError, RunError, plain, require_extra
 from rayfed.evidence import outcomes
 from rayfed.evidence.settings import Setting, estimate
+from rayfed.results.sweep_folder import TRIALS, SweepFolder
+from rayfed.runs.environment import note_environment
+from rayfed.runs.preflight import unreachable
+from rayfed.runs.resume import check_begun, check_streams, same_gpus, what_counts
 from rayfed.scenario import Scenario, Sweep
 from rayfed.scenario.trials import Trial, check_values, fields_of, planned
+from rayfed.simulation.gpus import with_devices
+from rayfed.simulation.machine import check_arithmetic
+from rayfed.simulation.progress import SweepProgress
 from rayfed.store import exits, run_key
 from rayfed.store.arms import name_pairs
 from rayfed.store.folder import RunFolder

@@ -17,10 +17,9 @@ from tests.helpers.command import LOCAL, MINIMAL, run
 from tests.helpers.result_fixtures import attacked, small_run
 
 EXTRAS = {
-    "search": ("optuna", "cmaes"),
+    "search": ("optuna", "cmaes", "moocore"),
     "text": ("tokenizers", "rouge_score"),
     "plots": ("plotly",),
-    "photos": ("skimage",),
     "export": ("pandas", "tabulate"),
     "gate": ("jsonschema",),
     "crypto": ("flint",),
@@ -104,7 +103,7 @@ def test_the_first_commands_need_no_extra(tmp_path: Path) -> None:
     assert not {command: code for command, code in codes.items() if code not in (0, 3)}  # 3: the gate fails
 
 
-@pytest.mark.parametrize("module", ["optuna", "cmaes", "tokenizers", "rouge_score", "skimage", "pandas", "tabulate",
+@pytest.mark.parametrize("module", ["optuna", "cmaes", "tokenizers", "rouge_score", "pandas", "tabulate",
                                     "jsonschema", "flint", "transformers", "timm", "peft", "s3fs"])  # fmt: skip
 def test_a_command_names_the_extra_that_it_lacks(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -124,7 +123,6 @@ def test_a_command_names_the_extra_that_it_lacks(module: str, tmp_path: Path, mo
         "cmaes": (*launch, GENERATOR),
         "tokenizers": (*launch, "data={name: text}", "--set", "model=text_rnn"),
         "rouge_score": (*launch, "data={name: text}", "--set", "model=text_rnn"),
-        "skimage": (*launch, "data=photos"),
         "pandas": ("export", result),
         "tabulate": ("export", result, "--format", "markdown"),
         "jsonschema": ("gate", result, "--baseline", "baseline.json"),

@@ -18,7 +18,6 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from tests.helpers.faults import differences
 from rayfed import scenario as scenarios
 from rayfed.errors import LeaseError
 from rayfed.results.sweep_folder import SweepFolder
@@ -29,6 +28,7 @@ from rayfed.simulation.executors.local import local
 from rayfed.simulation.progress import Progress, SweepProgress
 from rayfed.store import client_states, files, lease
 from rayfed.store.folder import RunFolder
+from tests.helpers.faults import differences
 
 pytestmark = pytest.mark.engine
 

@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tests.helpers.faults import differences
 from rayfed import scenario as scenarios
 from rayfed.cli import app
 from rayfed.errors import LeaseError, RunError
@@ -30,6 +29,7 @@ from rayfed.simulation.progress import Progress, SweepProgress
 from rayfed.store import lease
 from rayfed.store.folder import RunFolder
 from rayfed.store.lease import holding
+from tests.helpers.faults import differences
 from tests.helpers.run_fixtures import Noting
 
 TEXT = """

@@ -1,7 +1,6 @@
 """Whole runs: folders that survive, the same bits after a break, and what is in the tables."""
 
 from __future__ import annotations
-from tests.helpers.small_runs import ATTACK, BOOSTED, TEXT, assert_same_votes, parsed
 
 import json
 import time
@@ -9,24 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from rayfed import scenario as scenarios
 from rayfed.defences.base import Defence, Task, UpdateMethod
 from rayfed.errors import RunError, UserError
 from rayfed.registry import component
 from rayfed.runs import runner
-from rayfed.scenario import Scenario
 from rayfed.simulation.executors.local import local
 from rayfed.simulation.progress import Progress
 from rayfed.store.folder import RunFolder
 from rayfed.update import Update
 from tests.helpers.run_fixtures import assert_same_bits, weights
+from tests.helpers.small_runs import ATTACK, BOOSTED, assert_same_votes, parsed
 
 pytestmark = pytest.mark.engine
-
-
-
-
-
 
 
 @pytest.fixture(scope="module")
@@ -83,13 +76,9 @@ def test_an_interrupted_run_is_readable_and_resumes_to_the_same_bits(
         runner.resume(str(path), local, Progress())
 
 
-
-
 @pytest.fixture(scope="module")
 def boosted(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return runner.launch(parsed(*BOOSTED), str(tmp_path_factory.mktemp("boosted")), local, Progress())
-
-
 
 
 def test_clients_votes_are_in_the_tables_and_the_memory_in_the_checkpoint(boosted: RunFolder) -> None:

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from rayfed.data.base import Source, Split, hold_out_fifth
 from rayfed.data.images import Encoded, decode
-from rayfed.errors import DataError, require_extra
+from rayfed.errors import DataError
 from rayfed.registry import component
 
 Photograph = Literal["astronaut", "cat", "coffee", "flower", "motorcycle", "rocket", "temple"]
@@ -53,7 +53,6 @@ class Photos(Source):
 
 def _patches(package: str, name: str, size: int) -> np.ndarray:
     """Cut a photograph into patches (N, 3, size, size) uint8."""
-    require_extra("photos", f"the photograph {name}", package)
     path = Path(str(files(package) / name))
     if not path.is_file():
         raise DataError(f"{path} is missing, but it is part of {package.partition('.')[0]}: reinstall that package")

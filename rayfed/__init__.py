@@ -345,7 +345,7 @@ def audit(
     - `minutes`: the time limit. Searches get longer until it is reached.
     - `defences`: names, mappings with a `name`, or lists of these, one arm each. Default: nine common defences.
     - `out`: the folder that gets the new run folders. Default: runs.
-    - `show`: print what the command prints. Default: False.
+    - `show`: print the command's output. Default: False.
     - `options`: the `AuditOptions`, such as batch sizes, loss, seed and executor.
 
     >>> import tempfile

@@ -33,7 +33,7 @@ Data: TypeAlias = str | PathLike[str] | tuple[Any, Any] | UserData | None
 
 @dataclass(frozen=True)
 class AuditOptions:
-    """Options of an audit besides model, data, defences and time.
+    """Options of an audit other than model, data, defences and time.
 
     >>> import rayfed
     >>> rayfed.AuditOptions(batches=[8], seed=1).images

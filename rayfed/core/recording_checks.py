@@ -84,8 +84,8 @@ def check_normalisation(given: Any) -> Normalisation | None:
         return given
     if not (hasattr(given, "mean") and hasattr(given, "std")):
         raise UserError(
-            f"record: normalise is a {type(given).__name__}; give rayfed.Normalisation(mean, std), or torchvision's "
-            f"Normalize"
+            f"record: normalise is a {type(given).__name__}; give rayfed.Normalisation(mean, std), or a "
+            "transform of torchvision with mean and std"
         )
     return Normalisation(given.mean, given.std)
 

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
     from rayfed.aggregation.base import Aggregation
     from rayfed.attacks.base import Attack, Reconstruction
+    from rayfed.audits.options import AuditOptions
+    from rayfed.core.recording_checks import Normalisation
+    from rayfed.data.section import UserData
     from rayfed.defences.base import Defence, Task
     from rayfed.metrics.base import Metric
     from rayfed.recording import Recorder
@@ -31,28 +34,34 @@ if TYPE_CHECKING:
 _CLASSES = {
     "Aggregation": "rayfed.aggregation.base",
     "Attack": "rayfed.attacks.base",
+    "AuditOptions": "rayfed.audits.options",
     "Defence": "rayfed.defences.base",
     "Grant": "rayfed.threat_model.grants.base",
     "LocalTraining": "rayfed.update",
     "Metric": "rayfed.metrics.base",
+    "Normalisation": "rayfed.core.recording_checks",
     "Observation": "rayfed.update",
     "Reconstruction": "rayfed.attacks.base",
     "Task": "rayfed.defences.base",
     "Update": "rayfed.update",
+    "UserData": "rayfed.data.section",
     "component": "rayfed.registry",
 }
-"""Modules of the classes with which users write components; they are imported on first use."""
+"""Modules of the classes of the public API, which are imported on first use."""
 __all__ = [
     "Aggregation",
     "Attack",
+    "AuditOptions",
     "Defence",
     "Grant",
     "LocalTraining",
     "Metric",
+    "Normalisation",
     "Observation",
     "Reconstruction",
     "Task",
     "Update",
+    "UserData",
     "__version__",
     "attack",
     "audit",
@@ -106,8 +115,7 @@ def record(
     local: LocalTraining | None = None,
     *,
     truth: bool = False,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
+    normalise: Any = None,
     classes: int | None = None,
     shape: Sequence[int] | None = None,
     loss: str | Mapping[str, Any] | None = None,
@@ -118,7 +126,7 @@ def record(
 
     - `local`: the local steps of clients that return a state. Leave it out if they return gradients.
     - `truth`: also write the samples, so that reconstructions can be scored. Default: False.
-    - `mean`, `std`: the values per channel with which your transform normalises images in [0, 1].
+    - `normalise`: the `Normalisation` of images in [0, 1], or the `torchvision.transforms.Normalize` of your transform.
     - `classes`: the number of classes. Default: found by a forward pass.
     - `shape`: the shape (C, H, W) of an image. Required on a server, which gives the number of samples but no batch.
     - `loss`: a name, or a mapping with a `name`, as in a scenario. Default: cross entropy of classes.
@@ -146,7 +154,7 @@ def record(
     from rayfed import recording
 
     return recording.Recorder(
-        model, folder, local, truth=truth, mean=mean, std=std, classes=classes, shape=shape, loss=loss
+        model, folder, local, truth=truth, normalise=normalise, classes=classes, shape=shape, loss=loss
     )
 
 
@@ -315,25 +323,14 @@ def attack(
 @exits_refused()
 def audit(
     model: str | type[nn.Module] | nn.Module | Mapping[str, Any] | None = None,
-    data: str | PathLike[str] | None = None,
+    data: str | PathLike[str] | tuple[Any, Any] | UserData | None = None,
     *changes: str,
-    label: str | None = None,
-    targets: Sequence[str] | None = None,
-    text: str | None = None,
-    size: int | None = None,
-    loss: str | Mapping[str, Any] | None = None,
+    minutes: float = 10,
     defences: Sequence[Any] | None = None,
     run: str | PathLike[str] | Run | None = None,
-    batches: Sequence[int] | None = None,
-    images: int = 4,
-    minutes: float = 10,
-    iterations: int | None = None,
-    threshold: float | None = None,
-    seed: int = 0,
     out: str | PathLike[str] | None = None,
-    executor: str = "local",
-    address: str | None = None,
     show: bool = False,
+    options: AuditOptions | None = None,
 ) -> list[Run]:
     """Measure how much of the training data a model's gradient leaks, as `rayfed audit` does.
 
@@ -342,17 +339,21 @@ def audit(
 
     - `model`: a name, as for the command, a class that can be called without arguments, or an instance of one, with
       the weights to attack. Default: the run's.
-    - `data`: a path or name, as for the command. Default: the run's.
-    - `defences`: names, mappings with a `name`, or lists of these, one arm each. Default: nine common
-      defences.
+    - `data`: a path or name, as for the command, a pair (inputs, labels) of tensors, or a `UserData`, which names a
+      table's columns. Default: the run's.
+    - `changes`: strings `PATH=VALUE`, as for `--set`.
     - `minutes`: the time limit. Searches get longer until it is reached.
-    - `iterations`: evaluations of the objective per search, without a time limit.
+    - `defences`: names, mappings with a `name`, or lists of these, one arm each. Default: nine common defences.
+    - `out`: the folder that gets the new run folders. Default: runs.
+    - `show`: print the command's output. Default: False.
+    - `options`: the `AuditOptions`, such as batch sizes, loss, seed and executor.
 
     >>> import tempfile
-    >>> import rayfed
+    >>> import rayfed, torch
+    >>> images, labels = torch.rand(20, 1, 8, 8), torch.arange(20) % 10
     >>> [run] = rayfed.audit(
-    ...     "mlp", "digits", "model.hidden=[8]", size=8, defences=[{"name": "gaussian", "sigma": 1.0}],
-    ...     batches=[1], images=1, iterations=1, out=tempfile.mkdtemp(),
+    ...     "mlp", (images, labels), "model.hidden=[8]", defences=[{"name": "gaussian", "sigma": 1.0}],
+    ...     options=rayfed.AuditOptions(batches=[1], images=1, iterations=1), out=tempfile.mkdtemp(),
     ... )
     >>> {verdict.arm: verdict.state for verdict in run.verdicts()}
     {'none': 'leaks', 'gaussian (sigma 1.0)': 'not reconstructed'}
@@ -361,9 +362,7 @@ def audit(
     from time import monotonic
 
     from rayfed import registry
-    from rayfed.audits import options as options
-    from rayfed.audits.plan import DEFENCES, Plan
-    from rayfed.audits.queue import BATCHES
+    from rayfed.audits.options import AuditOptions, Trained, pipelines
     from rayfed.audits.run import Budget
     from rayfed.audits.run import audit as run_audit
     from rayfed.results.loading import Run
@@ -372,29 +371,19 @@ def audit(
     from rayfed.simulation.rounds.attacks import Deadline
 
     registry.search(getcwd())
+    options = options or AuditOptions()
     source = address_of(run)
-    trained = None if source is None else options.Trained.of(source)
-    plan = Plan(
-        model=options.model_of(model, trained),
-        data=options.data_of(_text(data), size, label, targets, text, trained),
-        loss=options.loss_of(loss, trained),
-        batches=list(batches or BATCHES),
-        samples=images,
-        seed=seed,
-        defences=DEFENCES if defences is None else options.pipelines(defences),
-        threshold=threshold,
-    )
-    budget = Budget(Deadline(monotonic() + 60 * minutes), iterations)
+    trained = None if source is None else Trained.of(source)
+    plan = options.plan(model, data, None if defences is None else pipelines(defences), trained)
     audited = run_audit(
         plan,
-        budget,
-        execution(executor, address),
+        Budget(Deadline(monotonic() + 60 * minutes), options.iterations),
+        execution(options.executor, options.address),
         partial(shown, show, brief=True),
-        run=source,
-        arm=trained.arm if trained else None,
+        trained=trained,
         changes=changes,
         out=_text(out),
-        shrink=batches is None,
+        shrink=options.batches is None,
     )
     return [Run(one.folder) for one in audited]
 

@@ -1,5 +1,7 @@
 """Define the exceptions that carry messages for the user.
 
+Modules that only an error needs are imported in functions, because `import rayfed` imports this module.
+
 The message of a `UserError` says what is wrong, where, and how to fix it. The command line prints it without a
 traceback and exits with code 2. Any other exception is a bug in rayfed and gives exit code 1.
 """
@@ -7,11 +9,8 @@ traceback and exits with code 2. Any other exception is a bug in rayfed and give
 from __future__ import annotations
 
 import re
-import traceback
-from bdb import BdbQuit
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from signal import Signals
@@ -107,6 +106,8 @@ def require_extra(extra: str, user: str, *modules: str) -> None:
 
 def describe_error(error: BaseException) -> str:
     """Describe an error in one line: type, message, file and line number. For a `UserError`, only the message."""
+    import traceback
+
     said = " ".join(plain(str(error)).split())
     if isinstance(error, UserError):
         return said
@@ -121,6 +122,8 @@ def noting_errors(note: Callable[[str], object]) -> Iterator[None]:
 
     A `SystemExit` of the user's code counts as an error. `BrokenPipeError`, `LeaseError` and `BdbQuit` are raised.
     """
+    from bdb import BdbQuit
+
     try:
         yield
     except (BrokenPipeError, LeaseError, BdbQuit):
@@ -143,6 +146,8 @@ def nearest(name: str, valid: Iterable[str]) -> str:
 
     Initials are understood: `bce` suggests `binary_cross_entropy`.
     """
+    from difflib import get_close_matches
+
     names = sorted(valid)
     initials = [one for one in names if len(name) > 1 and "".join(word[:1] for word in one.split("_")) == name.lower()]
     close = initials or get_close_matches(name, names, n=1, cutoff=0.6)

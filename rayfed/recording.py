@@ -11,7 +11,7 @@ import json
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -107,8 +107,7 @@ class Recorder:
         local: LocalTraining | None = None,
         *,
         truth: bool = False,
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
+        normalise: Any = None,
         classes: int | None = None,
         shape: Sequence[int] | None = None,
         loss: str | Mapping[str, Any] | None = None,
@@ -116,7 +115,7 @@ class Recorder:
         """Start a recording in a folder, or continue the folder's recording; see `rayfed.record` for the arguments."""
         check_model(model, type(model).__name__)
         self._model, self._folder, self._local, self._truth = model, Path(folder), local, truth
-        self._mean, self._std = check_normalisation(mean, std)
+        self._normalise = check_normalisation(normalise)
         self._classes, self._shape = classes, None if shape is None else check_shape(shape)
         self._header: Header | None = None
         self._loss_section: Mapping[str, Any] | None = {"name": loss} if isinstance(loss, str) else loss
@@ -233,20 +232,20 @@ class Recorder:
                 f"Texts and rows cannot be recorded: attack them with rayfed.attacks.external_update.observe"
             )
         images = inputs.detach().cpu().float()
-        if self._mean is not None and self._std is not None:
+        if self._normalise is not None:
             self._check_channels(images.shape[1])
-            mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self._mean, self._std))
+            mean, std = (torch.tensor(v).view(-1, 1, 1) for v in (self._normalise.mean, self._normalise.std))
             images = images * std + mean
         low, high = float(images.min()), float(images.max())
         if not (low >= -_SLACK and high <= 1 + _SLACK):  # also true for NaN
             raise UserError(
                 f"record: images have values from {low:.3g} to {high:.3g}; expected 0 to 1. Give the mean and std of "
-                f"your transform, record(..., mean=[...], std=[...])"
+                f"your transform, record(..., normalise=rayfed.Normalisation(mean=[...], std=[...]))"
             )
         return images.clamp(0, 1)
 
     def _check_channels(self, channels: int) -> None:
-        if self._mean is not None and not len(self._mean) == len(self._std or ()) == channels:
+        if self._normalise and not len(self._normalise.mean) == len(self._normalise.std) == channels:
             raise UserError(f"record: mean and std need {channels} values each, one per channel")
 
     def _check(self, header: Header, sent: Named, update: Named, samples: int, local: LocalTraining | None) -> None:
@@ -273,7 +272,10 @@ class Recorder:
         self._check_channels(shape[0])
         with unwrapped(self._model) as bare:
             classes = count_outputs(bare, torch.zeros(1, *shape), self._classes)
-        return Header(self._kind, shape, classes, self._mean, self._std, self._loss_section)
+        header = Header(self._kind, shape, classes, loss=self._loss_section)
+        if self._normalise is None:
+            return header
+        return replace(header, mean=tuple(self._normalise.mean), std=tuple(self._normalise.std))
 
     def _others(self, round: int, client: int) -> list[dict[str, Any]]:
         """Return the rows of the other clients of a round, including those of other processes."""

@@ -1,19 +1,21 @@
-"""Scenario sections of an audit, from the options of `rayfed audit` and the arguments of `rayfed.audit`."""
+"""Options of an audit, and the audit's plan from them, for `rayfed audit` and `rayfed.audit`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import yaml
 
 from rayfed import scenario as scenarios
-from rayfed.audits.plan import Defences, called
+from rayfed.audits.plan import DEFENCES, Defences, Plan, called
+from rayfed.audits.queue import BATCHES
 from rayfed.core.documents import yaml_flow
-from rayfed.data.section import data_section
+from rayfed.data.section import UserData
 from rayfed.errors import UserError
 from rayfed.runs.scenario_loading import dotted, loss_section, search_where
 from rayfed.scenario import resolve
@@ -25,9 +27,54 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def model_of(
-    given: str | type[nn.Module] | nn.Module | Mapping[str, Any] | None, trained: Trained | None
-) -> dict[str, Any]:
+Model: TypeAlias = "str | type[nn.Module] | nn.Module | Mapping[str, Any] | None"
+Data: TypeAlias = str | PathLike[str] | tuple[Any, Any] | UserData | None
+
+
+@dataclass(frozen=True)
+class AuditOptions:
+    """Options of an audit other than model, data, defences and time.
+
+    >>> import rayfed
+    >>> rayfed.AuditOptions(batches=[8], seed=1).images
+    4
+    """
+
+    loss: str | Mapping[str, Any] | None = None
+    """Name, or mapping with a `name`. Default: cross entropy, or the loss of the audited run."""
+    batches: Sequence[int] | None = None
+    """Batch sizes. Default: 1, 4 and 16, or fewer if data are small."""
+    images: int = 4
+    """Number of samples to attack per batch size, rounded up to full batches."""
+    iterations: int | None = None
+    """Evaluations of the objective per search, without a time limit. Default: as many as fit the time."""
+    threshold: float | None = None
+    """Similarity that counts as a leak: PSNR in dB, or a share for texts and tables. Default: 15, or 0.9."""
+    seed: int = 0
+    """Random seed."""
+    executor: str = "local"
+    """`local` (this process) or `ray`. Both give the same results if `iterations` is given."""
+    address: str | None = None
+    """Address of a Ray cluster. Default: start Ray on this machine."""
+
+    def plan(self, model: Model, data: Data, defences: Defences | None, trained: Trained | None) -> Plan:
+        """Return the plan of an audit. `trained` has the default model and data; without `defences` there are nine.
+
+        Raises `UserError` for a missing or unknown model, data or loss.
+        """
+        return Plan(
+            model=model_of(model, trained),
+            data=data_of(data, trained),
+            loss=loss_of(self.loss, trained),
+            batches=list(self.batches or BATCHES),
+            samples=self.images,
+            seed=self.seed,
+            defences=DEFENCES if defences is None else defences,
+            threshold=self.threshold,
+        )
+
+
+def model_of(given: Model, trained: Trained | None) -> dict[str, Any]:
     """Return the scenario section `model` for a model. Default: the section of the run `trained`.
 
     A model is a name, a class, a mapping, or an instance, whose weights are written to a temporary file. Raises
@@ -79,21 +126,10 @@ def loss_of(given: str | Mapping[str, Any] | None, trained: Trained | None) -> d
     return loss_section(given)
 
 
-def data_of(
-    given: str | None,
-    size: int | None,
-    label: str | None,
-    targets: Sequence[str] | None,
-    text: str | None,
-    trained: Trained | None,
-) -> dict[str, Any]:
-    """Return the scenario section `data` for a file, folder or data set. Default: the section of the run `trained`."""
-    if label is not None and targets:
-        raise UserError(
-            "--label names a column of classes, --target columns of numbers: give only one of these options"
-        )
+def data_of(given: Data, trained: Trained | None) -> dict[str, Any]:
+    """Return the scenario section `data` for a user's data. Default: the section of the run `trained`."""
     if given is not None:
-        return data_section(given, size, label, targets, text)
+        return (given if isinstance(given, UserData) else UserData(given)).section()
     if trained is None:
         raise UserError("--data: give a file, a folder or a data set, or a run with --run")
     return trained.data
@@ -141,6 +177,8 @@ def _typed(value: Any) -> str:
 class Trained:
     """Sections `model`, `data` and `loss` of a run whose weights are audited, from the run's first arm."""
 
+    run: str
+    """Path or URL of the run."""
     arm: str
     model: dict[str, Any]
     data: dict[str, Any]
@@ -154,4 +192,4 @@ class Trained:
         loaded = scenarios.parse(folder.read_text(SCENARIO), f"{folder.url}/{SCENARIO}")
         name, arm = next(iter(resolve(loaded).items()))
         parts = (part.model_dump(mode="json") for part in (arm.model, loaded.data, arm.loss))
-        return cls(name, *parts)
+        return cls(run, name, *parts)

@@ -14,6 +14,7 @@ from time import monotonic
 
 from rayfed import scenario as scenarios
 from rayfed.attacks.base import Guess
+from rayfed.audits.options import Trained
 from rayfed.audits.plan import UNDEFENDED, Plan, called
 from rayfed.audits.queue import BATCHES, Stage, Unit, pass_evaluations, pass_iterations, stages
 from rayfed.core.documents import load_yaml
@@ -62,8 +63,6 @@ class Audited:
     folder: RunFolder
     weights: str
     """Description of the weights."""
-    arms: Sequence[str]
-    """Arms with the user's defences; without any, the undefended arm."""
     applies: bool
     """Whether any attack may apply; False if all attacks were run, and none applies."""
 
@@ -91,18 +90,16 @@ def audit(
     execution: Execution,
     watch: Watch,
     *,
-    run: str | None = None,
-    arm: str | None = None,
+    trained: Trained | None = None,
     changes: Sequence[str] = (),
     out: str | None = None,
     shrink: bool = False,
-    arms: Sequence[str] = (UNDEFENDED,),
 ) -> list[Audited]:
     """Run the attacks that apply until the time is up, and return the results for each set of weights.
 
-    The weights are the model's initial ones and, if a `run` is given, those that its `arm` has learnt. The list is
-    empty if no attack takes such samples. `shrink` reduces batch sizes to the number of samples per client, and drops
-    those that the model rejects. Raises `UserError` for invalid input, and if every attack failed.
+    The weights are the model's initial ones and, if given, those of a `trained` run's arm. The list is empty
+    if no attack takes such samples. `shrink` reduces batch sizes to the number of samples per client, and drops those
+    that the model rejects. Raises `UserError` for invalid input, and if every attack failed.
     """
     with watch() as progress:
         inspected = _inspect(plan, changes, progress, shrink)
@@ -113,7 +110,8 @@ def audit(
     scenario = _scenario(plan, next(pass_evaluations(budget.evaluations)), changes, budget.evaluations is not None)
     initial = initial_weights(scenario.model_dump(mode="json"))
     attacked: list[tuple[str, str | None, str | None]] = [(initial, None, None)]
-    attacked += [(f"the weights of {run}", run, arm)] if run else []
+    if trained is not None:
+        attacked.append((f"the weights of {trained.run}", trained.run, trained.arm))
     audited = []
     for place, (weights, source, learnt) in enumerate(attacked):
         deadline = budget.deadline_of_next(len(attacked) - place)
@@ -123,7 +121,7 @@ def audit(
             folder = runner.attack(scenario, source, out, execution, progress, learnt, attack_round)
             progress.audited(weights, f"{folder.url}/report.html")
         attack_round.check_failures()
-        audited.append(Audited(folder, weights, arms, attack_round.may_apply))
+        audited.append(Audited(folder, weights, attack_round.may_apply))
     return audited
 
 

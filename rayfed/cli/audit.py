@@ -193,42 +193,43 @@ def audit(
 
             registry.search(str(Path.cwd()))
             _check_given(model, data, run, bool(target), loss is not None)
-            from rayfed.audits.options import Trained, data_of, loss_of, model_of
-            from rayfed.audits.plan import DEFENCES, UNDEFENDED, Plan
-            from rayfed.audits.queue import BATCHES
+            from rayfed.audits.options import AuditOptions, Trained
+            from rayfed.audits.plan import UNDEFENDED
             from rayfed.audits.run import Budget
             from rayfed.audits.run import audit as run_audit
+            from rayfed.data.section import UserData
             from rayfed.report.gate import Gated
             from rayfed.runs.executors import execution
             from rayfed.simulation.rounds.attacks import Deadline
 
             trained = Trained.of(run) if run else None
-            plan = Plan(
-                model=model_of(model, trained),
-                data=data_of(data, size, label, target, text, trained),
-                loss=loss_of(yaml_option("--loss", loss), trained),
-                batches=_batches(batch) if batch else BATCHES,
-                samples=images,
-                seed=seed,
-                defences=_defences(defence) if defence else DEFENCES,
+            options = AuditOptions(
+                loss=yaml_option("--loss", loss),
+                batches=_batches(batch) if batch else None,
+                images=images,
+                iterations=iterations,
                 threshold=threshold,
+                seed=seed,
+                executor=executor,
+                address=address,
             )
+            given = None if data is None else UserData(data, size, label, target, text)
+            plan = options.plan(model, given, _defences(defence) if defence else None, trained)
             bounds = gate.bounds(plan.modality)
             audited = run_audit(
                 plan,
-                Budget(Deadline(began + 60 * minutes), iterations),
-                execution(executor, address),
+                Budget(Deadline(began + 60 * minutes), options.iterations),
+                execution(options.executor, options.address),
                 partial(watched, quiet, executor, "attack", brief=True),
-                run=run,
-                arm=trained.arm if trained else None,
+                trained=trained,
                 changes=[*gate.changes(plan.modality), *(changes or [])],
                 out=out,
                 shrink=batch is None,
-                arms=list(plan.defences) if defence and plan.defences else [UNDEFENDED],
             )
+            arms = list(plan.defences) if defence and plan.defences else [UNDEFENDED]
             if not any(one.applies for one in audited):
                 print("NOT MEASURED: no attack applies, so this audit says nothing about the leakage of the gradient")
-        gate.close([Gated(one.folder, one.weights, one.arms) for one in audited], bounds, say)
+        gate.close([Gated(one.folder, one.weights, arms) for one in audited], bounds, say)
 
 
 def _check_given(model: str | None, data: str | None, run: str | None, target: bool, loss: bool) -> None:

@@ -16,12 +16,10 @@ from threading import Event, Thread
 from typing import Annotated, Any
 
 import typer
-import yaml
 from rich.console import Console
 from rich.markup import escape
 
 from rayfed.cli import unreturned
-from rayfed.core.documents import load_yaml
 from rayfed.core.user_exits import describe_exit, exits_refused
 from rayfed.errors import Killed, NotPortable, UserError, plain
 from rayfed.report.terminal.console import console
@@ -155,11 +153,7 @@ def errors_for_people(debug: bool, resumable: bool = False) -> Iterator[None]:
         errors.print(f"[red]error:[/red] {escape(plain(str(error)))}")
         raise typer.Exit(2) from None
     except (KeyboardInterrupt, BdbQuit) as error:
-        kept = ", before any result was written"
-        if place := next(iter(getattr(error, "__notes__", ())), None):
-            kept = f"; complete rounds, attacks and trials are kept. Continue: `rayfed resume {place}`. Report of "
-            kept += f"the results so far: `rayfed report {place}`"
-        errors.print(exits.describe_error(error) + escape(kept) * resumable)
+        errors.print(exits.describe_error(error) + (escape(_kept_after(error)) if resumable else ""))
         raise typer.Exit(128 + error.signal if isinstance(error, Killed) else INTERRUPTED) from None
     except BrokenPipeError:  # the reader, such as `head`, closed the pipe: the last flush must not fail
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -167,21 +161,37 @@ def errors_for_people(debug: bool, resumable: bool = False) -> Iterator[None]:
     except (typer.Exit, typer.Abort) as error:
         if getattr(error, "exit_code", 1):
             raise
-        # The commands of rayfed return instead, so the user's code raised this.
+        # The commands of rayfed return instead of exiting with 0, so the user's code raised this.
         errors.print(f"[red]error:[/red] {escape(describe_exit(error))}")
         raise typer.Exit(2) from None
     except BaseException as error:  # code of the user may raise any
         if debug:
             raise
-        if isinstance(error.__cause__, StopIteration):  # raised in a generator on the way
-            error = error.__cause__
-        said = escape(plain(f"{type(error).__name__}: {error}"))
-        if place := _own_code(error):
-            errors.print(f"[red]error:[/red] {said} (raised by {escape(place)}; `--debug` shows the traceback)")
-            raise typer.Exit(2) from None
-        errors.print(f"[red]internal error:[/red] {said}")
-        errors.print("This is a bug in rayfed. Please report it with the output of --debug.")
-        raise typer.Exit(1) from None
+        raise typer.Exit(_print_unexpected(errors, error)) from None
+
+
+def _kept_after(interruption: BaseException) -> str:
+    """Return which results an interruption leaves, and the commands for them; its note is the run folder."""
+    place = next(iter(getattr(interruption, "__notes__", ())), None)
+    if place is None:
+        return ", before any result was written"
+    return (
+        f"; complete rounds, attacks and trials are kept. Continue: `rayfed resume {place}`. Report of the results so "
+        f"far: `rayfed report {place}`"
+    )
+
+
+def _print_unexpected(errors: Console, error: BaseException) -> int:
+    """Print an error that is no `UserError`, and return the exit code: 2 if the user's code raised it, else 1."""
+    if isinstance(error.__cause__, StopIteration):  # raised in a generator on the way
+        error = error.__cause__
+    said = escape(plain(f"{type(error).__name__}: {error}"))
+    if place := _own_code(error):
+        errors.print(f"[red]error:[/red] {said} (raised by {escape(place)}; `--debug` shows the traceback)")
+        return 2
+    errors.print(f"[red]internal error:[/red] {said}")
+    errors.print("This is a bug in rayfed. Please report it with the output of --debug.")
+    return 1
 
 
 def _own_code(error: BaseException) -> str | None:
@@ -235,8 +245,14 @@ def load(path: Path, changes: list[str] | None) -> Any:
 
 def yaml_option(option: str, text: str | None) -> Any:
     """Return the parsed value of a YAML option; None for a missing option. Raises `UserError` for invalid YAML."""
+    if text is None:
+        return None
+    import yaml
+
+    from rayfed.core.documents import load_yaml
+
     try:
-        return None if text is None else load_yaml(text)
+        return load_yaml(text)
     except yaml.YAMLError as error:
         raise UserError(f"{option}: '{text}' is not valid YAML: {error}") from error
 

@@ -16,7 +16,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from rayfed.cli.common import LOOKING_UP, Debug, errors_for_people
-from rayfed.core.documents import yaml_flow
 from rayfed.errors import UserError
 from rayfed.report.terminal.console import console
 
@@ -160,6 +159,7 @@ def new(
 
 def _template(origin: str | None, path: Path) -> tuple[str, list[Path]]:
     """Return the text of a new scenario, and the files that it needs in its folder."""
+    from rayfed.core.documents import yaml_flow
     from rayfed.core.shipped import shipped_scenario
 
     name = yaml_flow(path.stem)  # quoted if YAML would read a number

@@ -237,12 +237,12 @@ def pack(
 
 def _data(source: str, size: int | None) -> Any:
     """Return the section `data` of one argument."""
-    from rayfed.data.section import data_section
+    from rayfed.data.section import UserData
     from rayfed.scenario import DataSpec
 
     if Path(source).suffix in (".yaml", ".yml"):
         return load(Path(source), None).data
-    return DataSpec.model_validate(data_section(source, size))
+    return DataSpec.model_validate(UserData(source, size).section())
 
 
 def _said(made: bool, out: Path) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from math import ceil, isfinite
 from typing import Any
 
@@ -55,18 +55,39 @@ def check_round(rows: Sequence[Mapping[str, Any]], where: str) -> tuple[LocalTra
     return replace(trainings[0], batch_size=batch), int(epochs.pop())
 
 
-def check_normalisation(
-    mean: Sequence[float] | None, std: Sequence[float] | None
-) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
-    """Convert `mean` and `std` to floats. Raises `UserError` if only one of both is given, or for invalid numbers."""
-    if mean is None or std is None:
-        if mean is not std:
-            raise UserError("record: found only one of mean and std; give both or none")
-        return None, None
-    means, deviations = (tuple(map(float, to_tensor("record: mean and std", v).flatten())) for v in (mean, std))
-    if not all(map(isfinite, (*means, *deviations))) or min(deviations, default=1.0) <= 0:
-        raise UserError(f"record: mean is {means} and std {deviations}; expected finite numbers, and std above 0")
-    return means, deviations
+@dataclass(frozen=True)
+class Normalisation:
+    """Normalisation of images in [0, 1], per channel: (image - mean) / std.
+
+    >>> import rayfed
+    >>> rayfed.Normalisation([0.5], [0.25])
+    Normalisation(mean=(0.5,), std=(0.25,))
+    """
+
+    mean: Sequence[float]
+    """Mean of each channel."""
+    std: Sequence[float]
+    """Standard deviation of each channel."""
+
+    def __post_init__(self) -> None:
+        """Convert the numbers to tuples of floats. Raises `UserError` for invalid ones."""
+        for name in ("mean", "std"):
+            numbers = to_tensor("record: mean and std", getattr(self, name)).flatten().tolist()
+            object.__setattr__(self, name, tuple(map(float, numbers)))
+        if not all(map(isfinite, (*self.mean, *self.std))) or min(self.std, default=1.0) <= 0:
+            raise UserError(f"record: mean is {self.mean} and std {self.std}; expected finite numbers, and std above 0")
+
+
+def check_normalisation(given: Any) -> Normalisation | None:
+    """Return the normalisation of a `Normalisation`, or of a transform with a mean and std; None for None."""
+    if given is None or isinstance(given, Normalisation):
+        return given
+    if not (hasattr(given, "mean") and hasattr(given, "std")):
+        raise UserError(
+            f"record: normalise is a {type(given).__name__}; give rayfed.Normalisation(mean, std), or a "
+            "transform of torchvision with mean and std"
+        )
+    return Normalisation(given.mean, given.std)
 
 
 def check_shape(shape: Sequence[int]) -> tuple[int, int, int]:

@@ -5,7 +5,6 @@ Otherwise, a module that calls `sys.exit(0)` would end `rayfed audit --fail-abov
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Sequence
 from contextlib import ContextDecorator
 from pathlib import Path
@@ -37,10 +36,12 @@ class exits_refused(ContextDecorator):
 
 def describe_exit(error: BaseException) -> str:
     """Return an error message for an exit of the user's code, with the file, the line and the fix."""
+    from traceback import walk_tb
+
     own = _own_frames(error)
     imported = any(frame.f_code.co_name == "<module>" for frame, _ in own)
     fix = 'move it under `if __name__ == "__main__":`' if imported else "raise an error instead"
-    packages = {_package(frame) for frame, _ in traceback.walk_tb(error.__traceback__)}
+    packages = {_package(frame) for frame, _ in walk_tb(error.__traceback__)}
     if packages.intersection(_PARSERS):
         return f"your code ends the process ({_place(own)}), because the code parses rayfed's command line; {fix}"
     return f"your code ends the process ({_place(own)}) with sys.exit or exit, so nothing was measured; {fix}"
@@ -48,7 +49,9 @@ def describe_exit(error: BaseException) -> str:
 
 def _own_frames(error: BaseException) -> list[tuple[FrameType, int]]:
     """Return the frames of the user's code in an error's traceback, with their line numbers."""
-    return [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if not _belongs_to_others(frame)]
+    from traceback import walk_tb
+
+    return [(frame, line) for frame, line in walk_tb(error.__traceback__) if not _belongs_to_others(frame)]
 
 
 def _place(own: Sequence[tuple[FrameType, int]]) -> str:

@@ -1,6 +1,6 @@
 """Pareto fronts of defences: the settings that no other setting dominates, and the hypervolume that they cover.
 
-Non-dominance and hypervolume are computed by moocore. Settings are compared by the means over their repeats.
+The hypervolume is computed by moocore (extra `search`). Settings are compared by the means over their repeats.
 """
 
 from __future__ import annotations
@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import moocore
 import numpy as np
 
-from rayfed.errors import UserError, nearest
+from rayfed.errors import UserError, nearest, require_extra
 from rayfed.evidence.guarantee_compat import list_kinds, mixed_guarantees
 from rayfed.evidence.settings import Setting, by_values, of_attacks, strongest
 from rayfed.metrics.measures import measure_of
@@ -61,6 +60,9 @@ class ParetoFront:
         if not spread.any():
             return 1.0
         shares = np.clip((points - worst)[:, spread] / (best - worst)[spread], 0, 1)
+        require_extra("search", "the hypervolume", "moocore")
+        import moocore
+
         return float(moocore.hypervolume(shares, ref=np.zeros(spread.sum()), maximise=True))
 
     def _corner(self, values: Mapping[str, float], what: str) -> np.ndarray:
@@ -100,9 +102,15 @@ def front(
     if not compared:
         return ParetoFront(measures, [], [], unknown)
     points = _points(compared, measures)
-    best = np.flatnonzero(moocore.is_nondominated(points, maximise=True, keep_weakly=True))
-    ordered = sorted(best, key=lambda index: tuple(-points[index]))
+    ordered = sorted(_nondominated(points), key=lambda index: tuple(-points[index]))
     return ParetoFront(measures, compared, [compared[index] for index in ordered], unknown)
+
+
+def _nondominated(points: np.ndarray) -> list[int]:
+    """Return the indices of the points (n, k) that no other point dominates; of equal points, all."""
+    at_least = (points[:, None] >= points).all(2)
+    above = (points[:, None] > points).any(2)
+    return np.flatnonzero(~(at_least & above).any(0)).tolist()
 
 
 def _is_compared(one: Setting, measures: Sequence[str]) -> bool:

@@ -48,10 +48,8 @@ class RecordingMod:
     """Class of the trained model, or a function that returns the model."""
     truth: bool = False
     """Whether to record samples and labels, so that reconstructions can be scored."""
-    mean: Sequence[float] | None = None
-    """Mean per channel of the normalisation of images in [0, 1]. Default: no normalisation."""
-    std: Sequence[float] | None = None
-    """Standard deviation per channel of the normalisation."""
+    normalise: Any = None
+    """Normalisation of images in [0, 1], as for `rayfed.record`. Default: none."""
     local: LocalTraining | None = None
     """Local steps. Default: the observed steps."""
 
@@ -71,7 +69,7 @@ class RecordingMod:
                 "cross_entropy, or set truth=False"
             )
         labels = torch.zeros(len(seen.inputs), dtype=torch.int64) if seen.labels is None else seen.labels
-        recorder = Recorder(model, self.folder, seen.local, truth=self.truth, mean=self.mean, std=self.std)
+        recorder = Recorder(model, self.folder, seen.local, truth=self.truth, normalise=self.normalise)
         answer, batch = _in_order(_arrays(reply)), (seen.inputs, labels)
         recorder.round(sent, answer, batch, round=_round(message), client=_client(context))
         return reply
@@ -131,15 +129,14 @@ def recording_strategy(
     *,
     shape: Sequence[int],
     epochs: int | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
+    normalise: Any = None,
 ) -> Kept:
     """Return the strategy, extended to record the model states that clients receive and return.
 
     The server has no samples, so give the `shape` (C, H, W) of the images and the `local` steps. The number of samples
     is `num-examples` of each reply. If `epochs` is given, the number of steps is computed from it.
     """
-    recorder = Recorder(model, folder, local, shape=shape, mean=mean, std=std)
+    recorder = Recorder(model, folder, local, shape=shape, normalise=normalise)
     configure, aggregate = strategy.configure_train, strategy.aggregate_train
     sent: dict[int, Arrays] = {}
     clients: dict[int, int] = {}

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rayfed.core.arrays import is_counter
+from rayfed.core.recording_checks import Normalisation
 from rayfed.errors import UserError, require_extra
 from rayfed.recording import Recorder
 from rayfed.update import LocalTraining
@@ -47,25 +48,19 @@ class RecordingFilter(Filter):  # type: ignore[misc]  # nvflare comes without ty
         model: str,
         samples: int,
         shape: Sequence[int],
-        steps: int,
-        lr: float,
-        batch_size: int | None = None,
-        momentum: float = 0.0,
-        weight_decay: float = 0.0,
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
+        local: Mapping[str, Any],
+        normalise: Mapping[str, Sequence[float]] | None = None,
     ) -> None:
-        """Create a filter from numbers and strings, as in the configuration of a job.
+        """Create a filter from numbers, strings and mappings of these, as in the configuration of a job.
 
         `model` is the class of the trained model, such as `my_module:Net`, without constructor arguments. A client
-        trains on `samples` images of `shape` (C, H, W) in `steps` steps of SGD per round. `mean` and `std` (per
-        channel) normalise images in [0, 1].
+        trains on `samples` images of `shape` (C, H, W). `local` has the fields of `LocalTraining`, such as
+        `{"steps": 19, "lr": 0.01}`, and `normalise` the `mean` and `std` (per channel) that normalise images in [0, 1].
         """
         require_extra("nvflare", "RecordingFilter", "nvflare.apis.filter")
         super().__init__()
         self.folder, self.model, self.samples, self.shape = folder, model, samples, list(shape)
-        self.steps, self.lr, self.batch_size = steps, lr, batch_size
-        self.momentum, self.weight_decay, self.mean, self.std = momentum, weight_decay, mean, std
+        self.local, self.normalise = dict(local), normalise
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """Store the received model state, or record the update; return the data unchanged."""
@@ -87,8 +82,9 @@ class RecordingFilter(Filter):  # type: ignore[misc]  # nvflare comes without ty
         returned = self._state(shareable)
         if from_shareable(shareable).data_kind == DataKind.WEIGHT_DIFF:
             returned = _moved(sent, returned)
-        local = LocalTraining(self.steps, self.batch_size, self.lr, self.momentum, self.weight_decay)
-        recorder = Recorder(self._model(), self.folder, local, mean=self.mean, std=self.std, shape=self.shape)
+        normalise = None if self.normalise is None else Normalisation(**self.normalise)
+        local = LocalTraining(**self.local)
+        recorder = Recorder(self._model(), self.folder, local, normalise=normalise, shape=self.shape)
         recorder.round(sent, returned, self.samples, round=number, client=_number(fl_ctx.get_identity_name()))
         return shareable
 

@@ -7,6 +7,7 @@ the hinge loss; Yazici et al. 2019, "The Unusual Effectiveness of Averaging in G
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from hashlib import sha256
 from math import ceil
 from pathlib import Path
@@ -38,6 +39,16 @@ Progress = Callable[[int, int, float, float], None]
 """(epochs done, total epochs, critic's mean loss, generator's mean loss)"""
 
 
+@dataclass(frozen=True)
+class GeneratorSize:
+    """Size of a generator and of its critic."""
+
+    latent: int = 32
+    """Number of latent variables."""
+    width: int = 32
+    """Number of channels of the layer before the images."""
+
+
 def train(
     images: np.ndarray,
     labels: np.ndarray,
@@ -45,23 +56,21 @@ def train(
     *,
     seed: int,
     epochs: int,
-    latent: int = 32,
-    width: int = 32,
-    device: torch.device | None = None,
+    size: GeneratorSize | None = None,
     progress: Progress = lambda *_: None,
 ) -> Generator:
-    """Train a generator of images, and return the generator in evaluation mode, on the CPU. Deterministic.
+    """Train a generator of images on the CPU, and return the generator in evaluation mode. Deterministic.
 
     `images` is (N, C, H, W) as stored, `labels` (N,) int64. An epoch leaves out the last, incomplete batch. Raises
     `DataError` for fewer images than one batch.
     """
     if len(images) < _BATCH:
         raise DataError(f"training a generator needs at least {_BATCH} images, found {len(images)}; use more images")
-    device = device or torch.device("cpu")
+    size = size or GeneratorSize()
     shape = (images.shape[1], images.shape[2], images.shape[3])
     with seeds.global_stream(seed, "generator"):
-        generator = Generator(shape, classes, latent, width).to(device)
-        critic = Critic(shape, classes, width).to(device)
+        generator = Generator(shape, classes, size.latent, size.width)
+        critic = Critic(shape, classes, size.width)
     average = AveragedModel(generator, multi_avg_fn=get_ema_multi_avg_fn(_DECAY), use_buffers=True)
     game = _Game(generator, critic)
     targets = torch.from_numpy(labels)
@@ -69,14 +78,14 @@ def train(
     for epoch in range(1, epochs + 1):
         losses = []
         for index in torch.randperm(len(images), generator=draws)[: len(images) // _BATCH * _BATCH].split(_BATCH):
-            latents = torch.randn(2, _BATCH, latent, generator=draws).to(device)
-            real = in_unit_range(torch.from_numpy(images[index.numpy()]).to(device))
-            kind = targets[index].to(device)
+            latents = torch.randn(2, _BATCH, size.latent, generator=draws)
+            real = in_unit_range(torch.from_numpy(images[index.numpy()]))
+            kind = targets[index]
             losses.append(torch.stack([game.criticise(real, latents[0], kind), game.generate(latents[1], kind)]))
             average.update_parameters(generator)
         progress(epoch, epochs, *torch.stack(losses).mean(0).tolist())
     generator.load_state_dict(average.module.state_dict())
-    return generator.cpu().eval()
+    return generator.eval()
 
 
 def make(spec: DataSpec, path: Path, epochs: int | None, seed: int, progress: Progress = lambda *_: None) -> bool:

@@ -424,32 +424,37 @@ def _system_problems(s: Scenario, system: System) -> Iterator[tuple[Place, str]]
 
 def _asynchronous_problems(s: Scenario) -> Iterator[Problem]:
     """Yield problems of asynchronous rules, which take a step when enough updates have arrived."""
-    federation, system, rules = s.federation, s.federation.system, {}
+    federation, system, rules = s.federation, s.federation.system, list[str]()
     for name, arm in s.played.items():
         spec = arm.aggregation or federation.aggregation
         target = registry.find(spec.kind, spec.name)
         if getattr(target, "asynchronous", False):
-            rules[name] = spec.name
-            mixes = getattr(target, "mixes", False)
-            server = federation.server
-            if mixes and (server.optimiser != "sgd" or server.lr not in (None, 1) or server.momentum):
-                message = f"{spec.name} mixes models with its own weights, and needs sgd with lr 1; remove `server`"
-                yield Problem(("federation", "server"), message)
-            if mixes and arm.training.get("algorithm", s.training.algorithm) != "fedavg":
-                message = f"{spec.name} mixes locally trained models; use fedavg"
-                yield Problem(("training", "algorithm"), message)
-            place: Place = ("arms", name, "protection") if arm.protection else ("federation", "protection")
-            if arm.protection or federation.protection:
-                yield Problem(
-                    place,
-                    f"{spec.name} needs single updates; use a synchronous rule, or remove `protection`",
-                )
-    if not rules:
-        if system and system.concurrency is not None:
-            message = "only for asynchronous rules (fedbuff, fedasync), which no arm uses; remove `concurrency`"
-            yield Problem(("federation", "system", "concurrency"), message)
-        return
-    rule = next(iter(rules.values()))
+            rules.append(spec.name)
+            yield from _asynchronous_arm_problems(s, name, arm, spec.name, getattr(target, "mixes", False))
+    if rules:
+        yield from _virtual_time_problems(s, rules[0])
+    elif system and system.concurrency is not None:
+        message = "only for asynchronous rules (fedbuff, fedasync), which no arm uses; remove `concurrency`"
+        yield Problem(("federation", "system", "concurrency"), message)
+
+
+def _asynchronous_arm_problems(s: Scenario, name: str, arm: ArmSpec, rule: str, mixes: bool) -> Iterator[Problem]:
+    """Yield problems of an arm with an asynchronous rule; `mixes`: whether the rule averages models, not updates."""
+    server = s.federation.server
+    if mixes and (server.optimiser != "sgd" or server.lr not in (None, 1) or server.momentum):
+        message = f"{rule} mixes models with its own weights, and needs sgd with lr 1; remove `server`"
+        yield Problem(("federation", "server"), message)
+    if mixes and arm.training.get("algorithm", s.training.algorithm) != "fedavg":
+        message = f"{rule} mixes locally trained models; use fedavg"
+        yield Problem(("training", "algorithm"), message)
+    if arm.protection or s.federation.protection:
+        place: Place = ("arms", name, "protection") if arm.protection else ("federation", "protection")
+        yield Problem(place, f"{rule} needs single updates; use a synchronous rule, or remove `protection`")
+
+
+def _virtual_time_problems(s: Scenario, rule: str) -> Iterator[Problem]:
+    """Yield problems of fields that an asynchronous rule needs or does not use."""
+    federation, system = s.federation, s.federation.system
     if system is None:
         message = f"required by {rule}, which needs virtual time; describe the clients' devices, or use fedavg"
         yield Problem(("federation", "system"), message)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from bdb import BdbQuit
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rayfed.errors import Killed, LeaseError
-from rayfed.store.files import Files
-from rayfed.store.lease import has_no_driver
+
+if TYPE_CHECKING:
+    from rayfed.store.files import Files
 
 Exit = Literal["running", "finished", "failed", "interrupted", "killed", "fenced"]
 """`interrupted`: stopped by Ctrl-C or a sweep's scheduler; `killed`: ended by a signal or without a message; `fenced`:
@@ -37,6 +38,8 @@ def status(files: Files) -> dict[str, Any]:
 
     The state is `killed` if the driver has died, also if later drivers could not continue.
     """
+    from rayfed.store.lease import has_no_driver  # imports fsspec, which `rayfed --help` does not need
+
     found = _written_status(files)
     if found.get("state") != "running" or not has_no_driver(files):
         return found

@@ -26,7 +26,7 @@ from rayfed.metrics.images import psnr
 from rayfed.models.build import build_model
 from rayfed.models.dcgan import Generator
 from rayfed.models.pretrained import Origin, load_generator, save_generator
-from rayfed.pretraining.generator import train
+from rayfed.pretraining.generator import GeneratorSize, train
 from rayfed.registry import build
 from rayfed.scenario import parse
 from rayfed.simulation.inputs import prepare
@@ -198,7 +198,7 @@ def test_a_model_whose_head_is_a_convolution_shows_its_label(file: str) -> None:
 def test_real_digits_through_a_generator_of_other_digits(tmp_path: Path) -> None:
     """A generator trained on training digits; victims are test digits, as they are and under noise."""
     data = build("datasets", "digits", {"size": 8}).load()
-    pretrained = train(data.train_images, data.train_labels, 10, seed=0, epochs=75, latent=16, width=16)
+    pretrained = train(data.train_images, data.train_labels, 10, seed=0, epochs=75, size=GeneratorSize(16, 16))
     save_generator(tmp_path / "g.pt", pretrained, Origin({}, "", 0, 75))
     images, labels = images_of("digits", 8, size=8, skip=10)
     model = build_model(*LENET, SHAPE, 10, seed=2)

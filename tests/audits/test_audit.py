@@ -27,7 +27,7 @@ from rayfed.audits.plan import Plan
 from rayfed.audits.queue import pass_evaluations, pass_iterations, stages
 from rayfed.cli.options import of_fields
 from rayfed.core.reasons import Reason
-from rayfed.data.section import data_section
+from rayfed.data.section import UserData
 from rayfed.errors import UserError
 from rayfed.evidence.criteria import Criterion
 from rayfed.evidence.findings import GRADIENT_FIT_TOL, findings
@@ -67,7 +67,7 @@ def plan(**changes: Any) -> Plan:
 
 
 def test_the_audit_is_a_scenario_that_fits_its_images() -> None:
-    data = data_section(str(REPOSITORY / "scenarios" / "user_data" / "train.parquet"), 16)
+    data = UserData(str(REPOSITORY / "scenarios" / "user_data" / "train.parquet"), 16).section()
     planned = plan(model={"name": "lenet"}, data=data, seed=7)
     s = scenario.parse(planned.scenario_text({audit.title(*search): 20 for search in planned.searches}))
     assert (s.data.name, s.seed, s.federation.clients) == ("parquet", 7, 4)
@@ -92,14 +92,14 @@ def test_all_attacks_of_the_list_are_registered() -> None:
 
 @pytest.mark.parametrize(("data", "name"), [("digits", "digits"), ("{tmp}", "image_folder"), ("x.parquet", "parquet")])
 def test_data_is_a_file_a_folder_or_a_name(data: str, name: str, tmp_path: Path) -> None:
-    assert data_section(data.format(tmp=tmp_path), None)["name"] == name
+    assert UserData(data.format(tmp=tmp_path)).section()["name"] == name
 
 
 def test_tables_and_texts_have_sections_of_their_own(tmp_path: Path) -> None:
-    assert data_section("x.parquet", None, "ill") == {"name": "table", "path": "x.parquet", "label": "ill"}
+    assert UserData("x.parquet", label="ill").section() == {"name": "table", "path": "x.parquet", "label": "ill"}
     (tmp_path / "author").mkdir()
     (tmp_path / "author" / "a.txt").write_text("words")
-    assert data_section(str(tmp_path), None) == {"name": "text", "root": str(tmp_path)}
+    assert UserData(str(tmp_path)).section() == {"name": "text", "root": str(tmp_path)}
 
 
 def test_a_leak_is_near_beyond_guessing_and_told_apart() -> None:

@@ -112,7 +112,7 @@ def test_functions_raise_a_user_error_too(tmp_path: Path) -> None:
     with pytest.raises(UserError):
         rayfed.launch(SMALL | {"model": model}, out=tmp_path)
     with pytest.raises(UserError):
-        rayfed.audit(model | {"stage": "init"}, "digits", size=4, out=tmp_path)
+        rayfed.audit(model | {"stage": "init"}, rayfed.UserData("digits", size=4), out=tmp_path)
 
 
 @pytest.mark.parametrize("fault", ["GeneratorExit", "CancelledError", "Own"])

@@ -201,7 +201,8 @@ ENTRIES: dict[str, Callable[[nn.Module, Path], object]] = {
     "build": lambda model, _: built(type(model)),
     "launch": lambda model, folder: rayfed.launch(scenario(type(model).__name__), out=folder),
     "audit": lambda model, folder: rayfed.audit(
-        f"{HERE}:{type(model).__name__}", "digits", size=8, batches=[1], images=1, iterations=1, out=folder
+        f"{HERE}:{type(model).__name__}", rayfed.UserData("digits", size=8), out=folder,
+        options=rayfed.AuditOptions(batches=[1], images=1, iterations=1),
     ),
     "defend": lambda model, _: rayfed.defend([{"name": "gaussian", "sigma": 1.0}], model, rounds=1),
     "record": lambda model, folder: Recorder(model, folder),

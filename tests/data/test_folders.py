@@ -14,7 +14,7 @@ from PIL import Image
 
 from rayfed.data.base import Dataset
 from rayfed.data.images import Encoded, decode
-from rayfed.data.section import data_section
+from rayfed.data.section import UserData
 from rayfed.errors import DataError
 from rayfed.registry import build
 from tests.helpers.command import run
@@ -33,7 +33,7 @@ def class_folder(root: Path, ending: str = ".png", kind: str = "PNG", **options:
 
 
 def loaded(path: Path) -> Dataset:
-    section = data_section(str(path), None)
+    section = UserData(str(path)).section()
     data: Dataset = build("datasets", section.pop("name"), section).load()
     return data
 
@@ -247,7 +247,7 @@ def test_masks_and_parquet_and_texts_are_read_without_files_of_tools(tmp_path: P
 
 def test_a_class_folder_with_a_note_in_a_class_has_images(tmp_path: Path) -> None:
     add(class_folder(tmp_path) / "cat" / "origin.txt", b"from a scanner")
-    assert data_section(str(tmp_path), None)["name"] == "image_folder"
+    assert UserData(str(tmp_path)).section()["name"] == "image_folder"
 
 
 @pytest.mark.engine

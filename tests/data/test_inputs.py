@@ -19,7 +19,7 @@ from PIL import Image
 from rayfed.data import packing
 from rayfed.data.base import Dataset, in_memory
 from rayfed.data.images import Encoded, decode
-from rayfed.data.section import data_section
+from rayfed.data.section import UserData
 from rayfed.errors import DataError, UserError
 from rayfed.registry import build
 from tests.conftest import imported
@@ -229,7 +229,7 @@ def folder_of_images(place: Path, count: int = 10) -> np.ndarray:
 
 def audited(path: Path, label: str | None = None) -> Dataset:
     """Load what `rayfed audit --data PATH` would."""
-    section = data_section(str(path), None, label)
+    section = UserData(str(path), label=label).section()
     return build("datasets", section.pop("name"), section).load()
 
 
@@ -285,30 +285,30 @@ def test_tables_that_leave_open_what_they_mean_are_refused(tmp_path: Path) -> No
         audited(tmp_path)
     (tmp_path / "more.csv").rename(tmp_path / "val.csv")
     path.rename(tmp_path / "train.csv")
-    assert data_section(str(tmp_path), None)["test"].endswith("val.csv")
+    assert UserData(str(tmp_path)).section()["test"].endswith("val.csv")
 
 
 def test_a_folder_of_parquet_is_split_as_its_files_are_named(tmp_path: Path) -> None:
     images = [png(image) for image in random_images(6, 4, 4)]
     for name in ("jpeg-train", "jpeg-test"):
         write_parquet(tmp_path / f"{name}.parquet", images, [0, 1] * 3)
-    section = data_section(str(tmp_path), 8)
+    section = UserData(str(tmp_path), 8).section()
     assert [Path(section[split]).stem for split in ("train", "test")] == ["jpeg-train", "jpeg-test"]
     assert (section["size"], len(audited(tmp_path).train_labels), len(audited(tmp_path).test_labels)) == (8, 6, 6)
     write_parquet(tmp_path / "png-train.parquet", images, [0, 1] * 3)
     with pytest.raises(
         UserError, match=r"several tables of images: give one of these tables: .*jpeg-test.parquet, .*png-train"
     ):
-        data_section(str(tmp_path), None)
+        UserData(str(tmp_path)).section()
     (tmp_path / "png-train.parquet").unlink()
     train, test = (tmp_path / f"jpeg-{split}.parquet" for split in ("train", "test"))
     for names in (("trainset", "testset"), ("mnistTrain", "mnistTest"), ("images", "images_val"), ("Training", "VAL")):
         train, test = (path.rename(path.with_stem(name)) for path, name in zip((train, test), names, strict=True))
-        section = data_section(str(tmp_path), None)
+        section = UserData(str(tmp_path)).section()
         assert (Path(section["train"]), Path(section["test"])) == (train, test)
     train.rename(train.with_stem("latest"))
     test.rename(test.with_stem("strain"))
-    assert data_section(str(tmp_path), None) == {"name": "parquet", "train": str(tmp_path)}
+    assert UserData(str(tmp_path)).section() == {"name": "parquet", "train": str(tmp_path)}
 
 
 def test_a_class_folder_with_splits_may_validate_and_may_be_dicom(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from rayfed.core.losses import PlaceCrossEntropy, attach
 from rayfed.core.objective import NO_TARGET, overlap
 from rayfed.data.base import Dataset
 from rayfed.data.packing import pack
-from rayfed.data.section import data_section
+from rayfed.data.section import UserData
 from rayfed.data.sets.image_masks import is_given
 from rayfed.errors import DataError, UserError
 from rayfed.gradients import gradient, per_sample_gradients, weights_of
@@ -78,7 +78,7 @@ def test_a_folder_of_images_and_masks_is_read_pixel_by_pixel(tmp_path: Path) -> 
     assert np.array_equal(data.test_labels, expected)
     assert data.classes == ("0", "1", "2")
     assert data.has_places
-    assert data_section(str(tmp_path), None) == {"name": "image_masks", "root": str(tmp_path)}
+    assert UserData(str(tmp_path)).section() == {"name": "image_masks", "root": str(tmp_path)}
     assert data.groups[1] == ("all",)
 
 
@@ -108,7 +108,7 @@ def test_parquet_with_a_column_of_masks(tmp_path: Path) -> None:
     pq.write_table(pa.table(columns), tmp_path / "all.parquet")
     data = load(tmp_path / "all.parquet")
     assert np.array_equal(np.concatenate([data.train_labels, data.test_labels]), masks[[0, 1, 2, 4, 5, 3]])
-    assert data_section(str(tmp_path), 16) == {"name": "image_masks", "root": str(tmp_path), "size": 16}
+    assert UserData(str(tmp_path), 16).section() == {"name": "image_masks", "root": str(tmp_path), "size": 16}
     with pytest.raises(DataError, match=r"all.parquet has no column 'lesion': .*`data.mask_column`"):
         load(tmp_path / "all.parquet", mask_column="lesion")
     damaged = {"image": columns["image"], "mask": [png(mask) for mask in masks[:5]] + [None]}

@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 from rayfed.data.base import Dataset
-from rayfed.data.section import data_section
+from rayfed.data.section import UserData
 from rayfed.data.tables import read_table
 from rayfed.errors import DataError, UserError
 from rayfed.registry import build
@@ -48,7 +48,7 @@ def plain(folder: Path, table: pd.DataFrame) -> pa.Table:
 
 
 def loaded(path: Path, label: str = "outcome") -> Dataset:
-    section = data_section(str(path), None, label)
+    section = UserData(str(path), label=label).section()
     data: Dataset = build("datasets", section.pop("name"), section).load()
     return data
 
@@ -280,7 +280,7 @@ def test_another_kind_of_file_is_named_and_not_printed(kind: str, packed: bool, 
     path = write(tmp_path / "table.csv", gzip.compress(content) if packed else content)
     for label in ("a", None):
         with pytest.raises(UserError) as raised:
-            data_section(str(path), None, label)
+            UserData(str(path), label=label).section()
         assert kind in str(raised.value)
         assert str(raised.value).isprintable()
 
@@ -326,13 +326,13 @@ def test_long_fields_and_line_breaks_in_quotes_are_read(tmp_path: Path) -> None:
 def test_texts_and_tables_of_one_column_are_read_in_other_layouts(tmp_path: Path) -> None:
     rows = "".join(f"a text; number {i}, short\t{'good' if i % 2 else 'bad'}\n" for i in range(12))
     path = write(tmp_path / "t.txt", f"text\tlabel\n{rows}", "utf-16")
-    section = data_section(str(path), None, "label")
+    section = UserData(str(path), label="label").section()
     assert section["name"] == "text_table"
     data = build("datasets", section.pop("name"), section).load()
     assert (data.classes, len(data.remarks)) == (("bad", "good"), 1)
     single = write(tmp_path / "s.csv", "text\n" + "".join(f'"one; two, {i}"\n' for i in range(12)))
     assert read_table(single).table.num_columns == 1
-    assert data_section(str(single), None)["name"] == "text_table"
+    assert UserData(str(single)).section()["name"] == "text_table"
 
 
 @pytest.mark.engine

@@ -16,7 +16,7 @@ import torch
 
 from rayfed import scenario as scenarios
 from rayfed.data.base import Dataset
-from rayfed.data.section import data_section
+from rayfed.data.section import UserData
 from rayfed.data.sets.text_table import TextTable
 from rayfed.errors import DataError, UserError
 from rayfed.metrics.guessing import Others
@@ -179,10 +179,10 @@ def test_what_fills_texts_up_counts_in_no_metric() -> None:
 
 def test_an_audit_finds_texts_in_tables(tmp_path: Path) -> None:
     path = table(tmp_path)
-    assert data_section(str(path), None) == {"name": "text_table", "path": str(path), "text_column": "text"}
-    named = data_section(str(path), None, label="label")
+    assert UserData(str(path)).section() == {"name": "text_table", "path": str(path), "text_column": "text"}
+    named = UserData(str(path), label="label").section()
     assert named == {"name": "text_table", "path": str(path), "text_column": "text", "label_column": "label"}
     other = table(tmp_path, "o.csv", body=["a", "b"], label=[0, 1])
-    assert data_section(str(other), None, text="body")["text_column"] == "body"
+    assert UserData(str(other), text="body").section()["text_column"] == "body"
     with pytest.raises(UserError, match=r"is a table: name .* classes with --label.* texts with --text. Columns: body"):
-        data_section(str(other), None)
+        UserData(str(other)).section()

@@ -7,9 +7,11 @@ import importlib
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -32,6 +34,9 @@ TINY: dict[str, Any] = {
     "federation": {"rounds": 1, "clients": 2},
     "attacks": [{"name": "analytic", "observes": "gradient", "batch_size": 1}],
 }
+
+
+SHORT = rayfed.AuditOptions(batches=[1], images=1, iterations=1)
 
 
 class Net(nn.Module):
@@ -127,25 +132,38 @@ def test_what_a_run_has_learnt_is_attacked_and_shown_where_asked(
     attacked = rayfed.attack(TINY, run=trained, out=tmp_path, show=True)
     assert "report.html" in capsys.readouterr().out
     assert attacked.attacks["round"].to_pylist() == [1]
-    audited = rayfed.audit(
-        run=trained, defences=[{"name": "prune", "ratio": 0.9}], batches=[1], images=1, iterations=1, out=tmp_path
-    )
+    audited = rayfed.audit(run=trained, defences=[{"name": "prune", "ratio": 0.9}], options=SHORT, out=tmp_path)
     assert [sorted({row["round"] for row in rows(one, "attacks")}) for one in audited] == [[0], [1]]
     assert capsys.readouterr().out == ""
 
 
 @pytest.mark.engine
 def test_a_model_is_a_class_or_a_name(tmp_path: Path) -> None:
-    one = {"size": 8, "defences": [], "batches": [1], "images": 1, "iterations": 1, "out": tmp_path}
-    [by_class] = rayfed.audit(Net, "digits", **one)
+    audit = partial(rayfed.audit, data=rayfed.UserData("digits", size=8), defences=[], options=SHORT, out=tmp_path)
+    [by_class] = audit(Net)
     model = Net()
-    [by_instance] = rayfed.audit(model, "digits", **one)
+    [by_instance] = audit(model)
     weights = torch.load(by_instance.scenario["model"]["state"])
     assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
     assert [verdict.state for verdict in by_instance.verdicts()] == ["leaks"]
-    [by_name] = rayfed.audit(f"{__name__}:Net", "digits", **one)
+    [by_name] = audit(f"{__name__}:Net")
     assert by_class.scenario["model"] == by_name.scenario["model"]
     assert [verdict.state for verdict in by_class.verdicts()] == ["leaks"]
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("inputs", "labels", "name"),
+    [
+        (torch.rand(20, 1, 8, 8), torch.arange(20) % 10, "arrow"),
+        (np.random.default_rng(0).integers(256, size=(20, 8, 8), dtype=np.uint8), np.arange(20) % 10, "arrow"),
+        (torch.rand(20, 64), torch.arange(20) % 10, "table"),
+    ],
+)
+def test_data_may_be_in_memory(inputs: Any, labels: Any, name: str, tmp_path: Path) -> None:
+    [run] = rayfed.audit(Net, (inputs, labels), defences=[], options=SHORT, out=tmp_path)
+    assert run.scenario["data"]["name"] == name
+    assert [verdict.state for verdict in run.verdicts()] == ["leaks"]
 
 
 def test_a_sweep_is_played_by_its_own_function(tmp_path: Path) -> None:
@@ -173,6 +191,11 @@ def test_a_sweep_is_played_by_its_own_function(tmp_path: Path) -> None:
         (lambda: rayfed.audit("mlp", "digits", defences=["prunne"]), UserError, "prune"),
         (lambda: rayfed.audit(nn.Sequential(), "digits"), UserError, "Sequential"),
         (lambda: rayfed.audit("mlp", "no_such_data"), UserError, "no_such_data"),
+        (lambda: rayfed.audit("mlp", rayfed.UserData("x.csv", label="a", targets=["b"])), UserError, "--target"),
+        (lambda: rayfed.audit("mlp", [torch.rand(9, 1, 4, 4), torch.zeros(9).long()]), UserError, "pair"),
+        (lambda: rayfed.audit("mlp", (torch.rand(9, 1, 4, 4), torch.zeros(8).long())), UserError, "N labels"),
+        (lambda: rayfed.audit("mlp", (torch.rand(9, 1, 4, 4), torch.zeros(9))), UserError, "class numbers"),
+        (lambda: rayfed.audit("mlp", (torch.rand(9, 1, 4, 4) - 1, torch.zeros(9).long())), UserError, "normalise"),
     ],
 )
 def test_mistakes_are_exceptions(

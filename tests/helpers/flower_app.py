@@ -17,6 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
+from rayfed import Normalisation
 from rayfed.integrations.flower import RecordingMod, defend, recording_strategy  # added
 from rayfed.update import LocalTraining
 
@@ -24,7 +25,7 @@ FOLDER, SAMPLES = sys.argv[1], int(sys.argv[2])
 LR, CLIENTS, ROUNDS = 0.01, 2, 2
 LOCAL = LocalTraining(batch_size=BATCH, lr=LR, momentum=0.9)
 
-MODS = [RecordingMod(f"{FOLDER}/client", Net, truth=True, **NORMALISED)]
+MODS = [RecordingMod(f"{FOLDER}/client", Net, truth=True, normalise=Normalisation(**NORMALISED))]
 if len(sys.argv) > 3:
     MODS.append(defend([yaml.safe_load(sys.argv[3])], Net(), rounds=ROUNDS))
 
@@ -52,7 +53,13 @@ def main(grid: Grid, context: Context) -> None:
     torch.manual_seed(0)
     strategy = FedAvg(fraction_train=1.0, fraction_evaluate=0.0)
     strategy = recording_strategy(  # added
-        strategy, f"{FOLDER}/server", Net(), LOCAL, epochs=1, shape=(3, 32, 32), **NORMALISED
+        strategy,
+        f"{FOLDER}/server",
+        Net(),
+        LOCAL,
+        epochs=1,
+        shape=(3, 32, 32),
+        normalise=Normalisation(**NORMALISED),
     )
     strategy.start(
         grid=grid,

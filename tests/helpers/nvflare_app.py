@@ -19,8 +19,8 @@ CLIENTS = 2
 
 def recording() -> RecordingFilter:
     """Return a new recording filter."""
-    told = {"samples": SAMPLES, "shape": [1, 8, 8], "steps": STEPS, "lr": LR, "mean": MEAN, "std": STD}
-    return RecordingFilter(FOLDER, "nvflare_client:Net", **told)
+    local, normalise = {"steps": STEPS, "lr": LR}, {"mean": MEAN, "std": STD}
+    return RecordingFilter(FOLDER, "nvflare_client:Net", SAMPLES, [1, 8, 8], local, normalise)
 
 
 if __name__ == "__main__":

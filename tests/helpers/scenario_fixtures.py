@@ -39,18 +39,9 @@ def tiny(path: Path, request: pytest.FixtureRequest) -> list[str]:
     rounds = min(raw["federation"]["rounds"], 2)
     changes = [f"federation.rounds={rounds}", "data.train_samples=100", "data.test_samples=20"]
     if path.stem in LARGE:
-        changes += ["training.epochs=null", "training.steps=1", "training.batch_size=2"]
-        changes += [f"attacks.{i}.batch_size=1" for i in range(len(raw["attacks"]))]
-        if path.stem == "vit_full":
-            changes.append(f"model={json.dumps(raw['model'] | SMALL_VIT)}")
-        if "length" in raw["data"]:
-            changes.append("data.length=16")
+        changes += _single_samples(path.stem, raw)
     for name, arm in raw.get("arms", {}).items():
-        if isinstance(arm, dict) and arm.get("protection") == "paillier":  # full keys take minutes
-            changes.append(f"arms.{name}.protection={{name: paillier, key_bits: 512, insecure: true}}")
-        for i, defence in enumerate(arm if isinstance(arm, list) else []):
-            if not isinstance(defence, str):
-                changes += _shortened(f"arms.{name}.{i}", "defences", defence["name"])
+        changes += _arm(name, arm)
     for i, attack in enumerate(raw.get("attacks", [])):
         changes += _shortened(f"attacks.{i}", "attacks", attack["name"])
         earlier = min(attack.get("earlier", 0), rounds - 1)
@@ -61,6 +52,26 @@ def tiny(path: Path, request: pytest.FixtureRequest) -> list[str]:
         changes += [f"sweep.fields={json.dumps(fields)}", "sweep.repeats=1", "sweep.max_concurrent=1"]
     for kind in ("clients", "attackers"):  # starting an actor takes longer than its work
         changes += [f"resources.{kind}.actors=1", f"resources.{kind}.num_gpus=0"]
+    return changes
+
+
+def _single_samples(stem: str, raw: dict[str, Any]) -> list[str]:
+    changes = ["training.epochs=null", "training.steps=1", "training.batch_size=2"]
+    changes += [f"attacks.{i}.batch_size=1" for i in range(len(raw["attacks"]))]
+    if stem == "vit_full":
+        changes.append(f"model={json.dumps(raw['model'] | SMALL_VIT)}")
+    if "length" in raw["data"]:
+        changes.append("data.length=16")
+    return changes
+
+
+def _arm(name: str, arm: Any) -> list[str]:
+    if isinstance(arm, dict) and arm.get("protection") == "paillier":  # full keys take minutes
+        return [f"arms.{name}.protection={{name: paillier, key_bits: 512, insecure: true}}"]
+    changes = []
+    for i, defence in enumerate(arm if isinstance(arm, list) else []):
+        if not isinstance(defence, str):
+            changes += _shortened(f"arms.{name}.{i}", "defences", defence["name"])
     return changes
 
 

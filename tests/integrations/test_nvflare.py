@@ -60,7 +60,7 @@ def test_the_filter_records_what_clients_were_sent_and_what_they_trained(recordi
 def test_a_filter_without_nvflare_says_what_is_missing() -> None:
     if find_spec("nvflare") is None:
         with pytest.raises(MissingExtraError):
-            RecordingFilter("updates", "net:Net", samples=1, shape=[1, 8, 8], steps=1, lr=0.1)
+            RecordingFilter("updates", "net:Net", samples=1, shape=[1, 8, 8], local={"steps": 1, "lr": 0.1})
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from rayfed import record
 from rayfed.audits import replay
 from rayfed.core.arrays import by_name
 from rayfed.core.losses import BinaryCrossEntropy, CausalLM, CrossEntropy, MeanSquaredError
-from rayfed.core.recording_checks import check_round
+from rayfed.core.recording_checks import Normalisation, check_round
 from rayfed.core.targets import to_targets
 from rayfed.errors import UserError
 from rayfed.evidence.methods import Method
@@ -383,9 +383,10 @@ def test_clients_with_fewer_samples_than_a_batch_share_its_size() -> None:
 def test_settings_of_a_recording_are_checked_at_its_beginning(tmp_path: Path) -> None:
     net = model()
     for wrong in (
-        {"mean": [0.5, 0.5], "std": [0.0, 1.0]},
-        {"mean": [torch.nan, 0.5], "std": [1.0, 1.0]},
-        {"mean": ["a"], "std": [1.0]},
+        {"normalise": Normalisation([0.5, 0.5], [0.0, 1.0])},
+        {"normalise": Normalisation([torch.nan, 0.5], [1.0, 1.0])},
+        {"normalise": Normalisation(["a"], [1.0])},  # type: ignore[list-item]
+        {"normalise": ([0.5], [1.0])},
         {"shape": (4, 4)},
         {"shape": (2, 4, 0)},
         {"shape": (2, 4.5, 4)},

@@ -17,9 +17,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torchvision.transforms import Normalize
 from typer.testing import CliRunner
 
-from rayfed import record
+from rayfed import Normalisation, record
 from rayfed.audits import replay
 from rayfed.cli import app
 from rayfed.cli import replay as commands
@@ -125,7 +126,7 @@ def test_what_a_server_sees_is_written_and_no_sample(tmp_path: Path, net: Net) -
 
 def test_the_truth_is_written_where_it_is_asked_for(tmp_path: Path, net: Net) -> None:
     batch = images(3, 2)
-    with record(net, tmp_path, STEPS, truth=True, mean=[0.2], std=[0.5]) as r:
+    with record(net, tmp_path, STEPS, truth=True, normalise=Normalisation([0.2], [0.5])) as r:
         r.round(net.state_dict(), trained(net, batch), ((batch[0] - 0.2) / 0.5, batch[1]))
     [update] = Recording(tmp_path).updates
     inputs, labels = update.truth
@@ -171,10 +172,10 @@ def test_recordings_by_mistake_are_refused_or_warned_of(tmp_path: Path, net: Net
         recording(sent, good, (batch[0] * torch.nan, batch[1]))
     with pytest.raises(UserError, match=r"rayfed\.attacks\.external_update\.observe"):
         recording(sent, good, (torch.zeros(1, 5, dtype=torch.int64), batch[1]))
-    with pytest.raises(UserError, match="mean and std"):
-        recording(sent, good, batch, mean=[0.5])
+    with pytest.raises(UserError):
+        recording(sent, good, batch, normalise=[0.5])
     with pytest.raises(UserError, match="need 1 values each"):
-        recording(sent, good, batch, mean=[0.5, 0.5], std=[1, 1])
+        recording(sent, good, batch, normalise=Normalize([0.5, 0.5], [1, 1]))
     with pytest.raises(UserError, match=r"a\.weight of the model's tensors are missing"):
         recording(sent, {name: t for name, t in good.items() if name != "a.weight"}, batch)
     with (

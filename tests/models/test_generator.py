@@ -17,7 +17,7 @@ from rayfed.data.base import Dataset
 from rayfed.errors import DataError, UserError
 from rayfed.models.dcgan import Critic, Generator
 from rayfed.models.pretrained import Origin, is_trained, load_generator, save_generator
-from rayfed.pretraining.generator import train
+from rayfed.pretraining.generator import GeneratorSize, train
 from rayfed.registry import build
 
 SHAPE = (1, 8, 8)
@@ -66,9 +66,9 @@ def test_an_image_depends_on_its_own_latent_and_label_alone() -> None:
 def test_training_follows_from_its_arguments(digits: Dataset) -> None:
     images, labels = digits.public_images[:128], digits.public_labels[:128]  # type: ignore[index]
     torch.manual_seed(5)
-    first = train(images, labels, 10, seed=1, epochs=2, width=4)
+    first = train(images, labels, 10, seed=1, epochs=2, size=GeneratorSize(width=4))
     torch.manual_seed(6)
-    again, other = (train(images, labels, 10, seed=seed, epochs=2, width=4) for seed in (1, 2))
+    again, other = (train(images, labels, 10, seed=seed, epochs=2, size=GeneratorSize(width=4)) for seed in (1, 2))
     for name, tensor in first.state_dict().items():
         torch.testing.assert_close(tensor, again.state_dict()[name], rtol=0, atol=0)
     assert not torch.equal(first.latent_in.weight, other.latent_in.weight)
@@ -86,7 +86,7 @@ def test_it_learns_the_classes_and_their_variety(digits: Dataset) -> None:
     images, labels = digits.public_images, digits.public_labels
     assert images is not None
     assert labels is not None
-    generator = train(images, labels, 10, seed=0, epochs=150, latent=16, width=16)
+    generator = train(images, labels, 10, seed=0, epochs=150, size=GeneratorSize(16, 16))
     asked = torch.arange(10).repeat_interleave(20)
     with torch.no_grad():
         made = generator(torch.randn(200, 16, generator=torch.Generator().manual_seed(0)), asked).flatten(1)

@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 
 from rayfed.errors import MissingExtraError, require_extra
+from rayfed.report.html import page
 from tests.conftest import REPOSITORY
 from tests.helpers.command import LOCAL, MINIMAL, run
 from tests.helpers.result_fixtures import attacked, small_run
 
 EXTRAS = {
-    "search": ("optuna", "cmaes"),
+    "search": ("optuna", "cmaes", "moocore"),
     "text": ("tokenizers", "rouge_score"),
+    "plots": ("plotly",),
     "export": ("pandas", "tabulate"),
     "gate": ("jsonschema",),
     "crypto": ("flint",),
@@ -101,8 +103,8 @@ def test_the_first_commands_need_no_extra(tmp_path: Path) -> None:
     assert not {command: code for command, code in codes.items() if code not in (0, 3)}  # 3: the gate fails
 
 
-@pytest.mark.parametrize("module", ["optuna", "cmaes", "tokenizers", "rouge_score", "pandas", "tabulate", "jsonschema",
-                                    "flint", "transformers", "timm", "peft", "s3fs"])  # fmt: skip
+@pytest.mark.parametrize("module", ["optuna", "cmaes", "tokenizers", "rouge_score", "pandas", "tabulate",
+                                    "jsonschema", "flint", "transformers", "timm", "peft", "s3fs"])  # fmt: skip
 def test_a_command_names_the_extra_that_it_lacks(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, module, None)
@@ -134,6 +136,18 @@ def test_a_command_names_the_extra_that_it_lacks(module: str, tmp_path: Path, mo
     code, output = run(*commands[module])
     assert code == 2, output
     assert f"rayfed[{extra}]" in output
+
+
+def test_a_report_without_plotly_names_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    page._plotly.cache_clear()
+    folder = small_run(str(tmp_path), RESULT)
+    folder.write_part("attacks", 0, [attacked("none", "dlg", psnr=9.0)])
+    code, output = run("report", folder.url)
+    assert code == 0, output
+    text = folder.read_text("report.html")
+    assert "rayfed[plots]" in text
+    assert 'id="plot"' not in text
 
 
 def test_an_extra_has_the_packages_of_the_modules() -> None:

@@ -87,6 +87,18 @@ def _cast(tensors: Named, dtype: torch.dtype) -> Named:
 
 
 @dataclass(frozen=True)
+class _Comparison:
+    """Settings by which a matching problem compares gradients (see `Matching.of`)."""
+
+    layers: Sequence[str] | None
+    distance: Distance
+    prior: Prior | None
+    local_steps: LocalSteps
+    dtype: torch.dtype
+    model_dtype: torch.dtype | None
+
+
+@dataclass(frozen=True)
 class Matching:
     """Gradient-matching problems of V victims with the same batch size N.
 
@@ -150,21 +162,26 @@ class Matching:
         local_steps: LocalSteps = "divided",
         dtype: torch.dtype = torch.float32,
         model_dtype: torch.dtype | None = None,
-        alone: bool = True,
     ) -> Self:
         """Return the matching problem of a group of observations (`in_groups`), including their earlier rounds.
 
-        `alone` is False for one of several rounds. `dtype` is the precision of the problem, and `model_dtype` that of
-        the model's gradients if it differs. Models that do not run in float64 use float32.
-        Raises `UserError` for a pattern in `layers` that matches no parameter, and `NotApplicable` for a model whose
-        gradient cannot be differentiated.
+        `dtype` is the precision of the problem, and `model_dtype` that of the model's gradients if it differs. Models
+        that do not run in float64 use float32. Raises `UserError` for a pattern in `layers` that matches no parameter,
+        and `NotApplicable` for a model whose gradient cannot be differentiated.
         """
+        comparison = _Comparison(layers, distance, prior, local_steps, dtype, model_dtype)
+        return cls._of_round(observations, model, comparison, alone=not observations[0].earlier)
+
+    @classmethod
+    def _of_round(
+        cls, observations: Sequence[Observation], model: nn.Module, comparison: _Comparison, alone: bool
+    ) -> Self:
+        """Return the problem of a round, with those of its earlier rounds; `alone` is False for one of several."""
         observations = [as_sent(observation) for observation in observations]
-        first = observations[0]
-        alone = alone and not first.earlier
-        names = matched_layers(first.update, layers)
+        first, dtype = observations[0], comparison.dtype
+        names = matched_layers(first.update, comparison.layers)
         device = first.update[names[0]].device
-        inner, shape = model_dtype or dtype, (first.batch_size, *first.sample.shape)
+        inner, shape = comparison.model_dtype or dtype, (first.batch_size, *first.sample.shape)
         network = without_tracking(model).to(device, inner)
         if inner == torch.float64 and not _runs_in(network, inner, shape, device):
             inner = torch.float32
@@ -174,14 +191,14 @@ class Matching:
         given = torch.stack(known).to(device) if known else None
         soft = given is None or (given.is_floating_point() and not first.has_numbers)
         labels = None if given is None or soft else _cast({"": given}, dtype)[""]
-        tried = (
-            torch.zeros(1, first.classes, *first.places, dtype=dtype, device=device) if labels is None else labels[0]
-        )
         if labels is None:
+            tried = torch.zeros(1, first.classes, *first.places, dtype=dtype, device=device)
             tried[:, 0] = 1
+        else:
+            tried = labels[0]
         precise = dtype if inner == dtype else torch.float32
         way = way_of(model, network, _cast(weights, precise), shape, _cast({"": tried}, precise)[""])
-        through = find_passages(observations, names, model, scale_free=distance is one_minus_cosine)
+        through = find_passages(observations, names, model, scale_free=comparison.distance is one_minus_cosine)
         sent = Sent.of(observations, names, dtype, model, alone) if through is None else None
         gradients = [observation.gradient if sent is None else observation.step for observation in observations]
         targets = _cast({name: torch.stack([g[name] for g in gradients]) for name in names}, dtype)
@@ -195,10 +212,10 @@ class Matching:
             images_shape=shape,
             places=first.places,
             classes=first.classes,
-            distance=distance,
-            prior=prior,
+            distance=comparison.distance,
+            prior=comparison.prior,
             local=first.local,
-            simulated=local_steps == "simulated",
+            simulated=comparison.local_steps == "simulated",
             supposed=given if labels is None else None,
             has_numbers=first.has_numbers,
             model_dtype=inner,
@@ -207,8 +224,7 @@ class Matching:
             statistics=MovedStatistics.of(observations, model, network, _cast(weights, inner) | buffers, way.each),
             way=way,
             earlier=tuple(
-                Matching.of(round, model, layers, distance, None, local_steps, dtype, model_dtype, alone)
-                for round in rounds
+                Matching._of_round(round, model, replace(comparison, prior=None), alone=False) for round in rounds
             ),
         )
 

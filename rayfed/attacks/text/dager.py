@@ -125,62 +125,103 @@ class Dager:
 
     def _one(self, observation: Observation, model: nn.Module, generator: torch.Generator) -> Reconstruction:
         assert observation.labels is not None
-        labels = observation.labels.cpu()
         if observation.local.steps > 1:
             return not_applicable(observation, _STEPS)
         if hasattr(model, PROMPT):
             return not_applicable(observation, _PROMPTED)
         if not is_finite(observation):
-            images = observation.sample.blank(observation.batch_size)
+            images, labels = observation.sample.blank(observation.batch_size), observation.labels.cpu()
             return Reconstruction(images=images, labels=labels, status="failed", message="the update is not finite")
         at_places, further = _sorted(_untied(entrances(observation, model), model), observation)
         moved = _moved(observation, model)
         spans = [Span.of(observation, entrance) for entrance in at_places if not moved.isdisjoint(entrance.names)]
         first = _roomiest(_usable(spans))
         if not first:
-            whole = _whole(observation, model)
-            if whole is None:
-                return not_applicable(observation, _why_full(observation, at_places, spans))
-            options = [_present(observation, model)] * observation.sample.shape[0]
-            sought = from_random(options, observation.batch_size, self.starts, whole.of_places, generator)
-            found, loss = put_together(sought, whole.of_places, observation.batch_size)
-            return Reconstruction(images=texts(found, observation), labels=labels, loss=loss)
+            return self._whole_texts(observation, model, _why_full(observation, at_places, spans), generator)
         apart = _together([span.of_tokens(observation.sample.largest + 1) for span in first])
         few = first[0].sums < first[0].room and first[0].rank < observation.batch_size * first[0].length
         if few and int((apart <= self.threshold).sum()) < first[0].rank:
             return _by_pursuit(observation, first[0])
         anywhere = torch.allclose(apart, apart[:, :1].expand_as(apart), rtol=1e-3, atol=1e-6)
-        causal, length = is_causal(model), first[0].length
         if observation.batch_size == 1 and not anywhere:
-            found, nearest = apart.argmin(0), apart.amin(0)
-            inside = (nearest <= self.threshold).nonzero().flatten()  # positions before the last may be just outside
-            known = int(inside[-1]) + 1 if causal and len(inside) else 0 if causal else length
-            if 0 < known < length:
-                found, nearest = with_last_tokens(observation, model, found[None], known)[0], nearest[:known]
-            return Reconstruction(images=texts(found, observation), labels=labels, loss=float(nearest.mean()))
+            return self._nearest_tokens(observation, model, apart)
         behind = _behind([Span.of(observation, entrance) for entrance in further], first[0].rank)
         if not behind:
             return not_applicable(observation, _NO_ORDER)
         least = first[0].rank if anywhere else observation.batch_size
         options = [_options(column, least, self.threshold) for column in apart.unbind(1)]
+        return self._ordered_tokens(observation, model, _Tokens(apart, first[0], behind, options), generator)
+
+    def _whole_texts(
+        self, observation: Observation, model: nn.Module, why_full: str, generator: torch.Generator
+    ) -> Reconstruction:
+        """Reconstruct texts from a layer that receives one vector per text; without one, `why_full` is the reason."""
+        whole = _whole(observation, model)
+        if whole is None:
+            return not_applicable(observation, why_full)
+        options = [_present(observation, model)] * observation.sample.shape[0]
+        starts = from_random(options, observation.batch_size, self.starts, whole.of_places, generator)
+        found, loss = put_together(starts, whole.of_places, observation.batch_size)
+        return _result(found, observation, loss)
+
+    def _nearest_tokens(self, observation: Observation, model: nn.Module, apart: Tensor) -> Reconstruction:
+        """Reconstruct a single text with the nearest token at each position, by the distances `apart` (V, L)."""
+        found, nearest = apart.argmin(0), apart.amin(0)
+        length = len(found)
+        known = length
+        if is_causal(model):  # no gradient contains the last inputs; positions before may be just outside the span
+            inside = (nearest <= self.threshold).nonzero().flatten()
+            known = int(inside[-1]) + 1 if len(inside) else 0
+        if 0 < known < length:
+            found, nearest = with_last_tokens(observation, model, found[None], known)[0], nearest[:known]
+        return _result(found, observation, float(nearest.mean()))
+
+    def _ordered_tokens(
+        self, observation: Observation, model: nn.Module, tokens: _Tokens, generator: torch.Generator
+    ) -> Reconstruction:
+        """Reconstruct texts whose tokens a first layer reveals, and whose order later layers reveal."""
+        size, length = observation.batch_size, tokens.first.length
+        behind, options, causal = tokens.behind, tokens.options, is_causal(model)
         if causal:  # no gradient contains the input at the last position
-            behind, options[-1] = [replace(span, seen=length - 1) for span in behind], options[-1][:1]
-        told = _told_apart(apart <= self.threshold, first[0], options, observation.batch_size)
+            behind = [replace(span, seen=length - 1) for span in behind]
+            options = [*options[:-1], options[-1][:1]]
+        told = _told_apart(tokens.apart <= self.threshold, tokens.first, options, size)
         # The last layer depends most on other tokens. With random starts, the layer with most dimensions is safer.
-        span = _roomiest(behind)[0] if told is None else behind[-1]
         if told is None:
-            sought = from_random(options, observation.batch_size, self.starts, span.of_places, generator)
+            span = _roomiest(behind)[0]
+            starts = from_random(options, size, self.starts, span.of_places, generator)
         else:
-            sought = from_groups(told, self.starts, span.of_places, generator)
-        if observation.batch_size == 1 and looks_back_only(options, span.inputs):
-            sought = chain([grown(options, span.seen, span.entering, span.distance)], sought)
-        found, loss = put_together(sought, span.of_places, observation.batch_size)
-        repeated = len(found.unique(dim=0)) < len(found)
+            span = behind[-1]
+            starts = from_groups(told, self.starts, span.of_places, generator)
+        if size == 1 and looks_back_only(options, span.inputs):
+            starts = chain([grown(options, span.seen, span.entering, span.distance)], starts)
+        found, loss = put_together(starts, span.of_places, size)
+        message = _REPEATED if len(found.unique(dim=0)) < len(found) else ""
+        if observation.has_places and loss > self.threshold:
+            message = _APART
         if causal:
             found = with_last_tokens(observation, model, found, length - 1)
-        unsure = observation.has_places and loss > self.threshold
-        message = _APART if unsure else _REPEATED if repeated else ""
-        return Reconstruction(images=texts(found, observation), labels=labels, loss=loss, message=message)
+        return _result(found, observation, loss, message)
+
+
+def _result(tokens: Tensor, observation: Observation, loss: float, message: str = "") -> Reconstruction:
+    """Return a reconstruction with texts of these tokens (N, L)."""
+    assert observation.labels is not None
+    images, labels = texts(tokens, observation), observation.labels.cpu()
+    return Reconstruction(images=images, labels=labels, loss=loss, message=message)
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """Possible tokens of a batch, by their distances from the span of a first layer."""
+
+    apart: Tensor
+    """Distance of each token at each position, (V, L)."""
+    first: Span
+    behind: Sequence[Span]
+    """Spans of later layers, whose vectors depend on several tokens."""
+    options: Sequence[Tensor]
+    """Possible tokens at each position."""
 
 
 @dataclass(frozen=True)
@@ -406,10 +447,4 @@ def _by_pursuit(observation: Observation, span: Span) -> Reconstruction:
     if why is not None:
         return not_applicable(observation, _FEW_SUMS.format(name=span.name, rank=span.rank, tokens=tokens, why=why))
     found = pursued(span.basis[: span.rank], span.vectors(vocabulary))
-    assert observation.labels is not None
-    return Reconstruction(
-        images=texts(found.tokens, observation),
-        labels=observation.labels.cpu(),
-        loss=found.distance,
-        message="" if found.complete else _UNFINISHED,
-    )
+    return _result(found.tokens, observation, found.distance, "" if found.complete else _UNFINISHED)

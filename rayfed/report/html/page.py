@@ -16,8 +16,8 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
-from plotly.offline import get_plotlyjs
 
+from rayfed.errors import MissingExtraError, require_extra
 from rayfed.evidence.criteria import Criterion
 from rayfed.evidence.rows import Row, labels_given
 from rayfed.metrics.measures import JUDGED, MEASURES
@@ -103,18 +103,25 @@ class Page:
 
 
 def write_page(folder: RunFolder, template: str, page: Page, redacted: bool) -> str:
-    """Render a template to `report.html` and return the path or URL; Plotly is included if the page has a plot.
+    """Render a template to `report.html` and return the path or URL.
 
-    Raises `RunError` if the page cannot be written.
+    Plotly is included if the page has a plot. If Plotly is not installed, the page says how to install it. Raises
+    `RunError` if the page cannot be written.
     """
-    scripts = [_plotly()] if page.explorer.x is not None else []
-    scripts.append(_own_script())
+    scripts, missing_plot = [_own_script()], ""
+    if page.explorer.x is not None:
+        try:
+            scripts.insert(0, _plotly())
+        except MissingExtraError as error:
+            missing_plot = str(error)
     contents = {
         "page": page,
         "redacted": redacted,
         "version": __version__,
         "folder": "RUN" if redacted else folder.url,
         "scripts": scripts,
+        "has_plot": page.explorer.x is not None and not missing_plot,
+        "missing_plot": missing_plot,
         "policy": policy(scripts),
         "series": svg.SERIES,
         "dash": svg.dash,
@@ -186,6 +193,9 @@ def code(text: str) -> Markup:
 
 @lru_cache
 def _plotly() -> str:
+    require_extra("plots", "The interactive plot", "plotly.offline")
+    from plotly.offline import get_plotlyjs
+
     return str(get_plotlyjs())
 
 

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
-from rayfed.errors import noting_errors
+from rayfed.errors import MissingExtraError, noting_errors
 from rayfed.evidence.knowledge_pairs import failed_attacks, mark_outdone
 from rayfed.evidence.pareto import front
 from rayfed.evidence.settings import Setting, by_values, settings, strongest, worst_verdict
@@ -172,9 +172,11 @@ class SweepView:
                 return
             names = "; ".join(_title(setting) for setting in best.best)
             self._say(f"Pareto-optimal (PSNR, accuracy): {names}", markup=False)
-            self._say(
-                f"Hypervolume: {best.hypervolume():.3f} (1 if one setting has the best PSNR and the best accuracy)"
-            )
+            try:
+                volume = f"{best.hypervolume():.3f} (1 if one setting has the best PSNR and the best accuracy)"
+            except MissingExtraError as error:
+                volume = str(error)
+            self._say(f"Hypervolume: {volume}", markup=False)
 
     def close(self) -> None:
         """Remove the progress bar."""

@@ -381,11 +381,11 @@ def test_clients_with_fewer_samples_than_a_batch_share_its_size() -> None:
 
 
 def test_settings_of_a_recording_are_checked_at_its_beginning(tmp_path: Path) -> None:
+    for mean, std in (([0.5, 0.5], [0.0, 1.0]), ([torch.nan, 0.5], [1.0, 1.0]), (["a"], [1.0])):
+        with pytest.raises(UserError):
+            Normalisation(mean, std)  # type: ignore[arg-type]
     net = model()
     for wrong in (
-        {"normalise": Normalisation([0.5, 0.5], [0.0, 1.0])},
-        {"normalise": Normalisation([torch.nan, 0.5], [1.0, 1.0])},
-        {"normalise": Normalisation(["a"], [1.0])},  # type: ignore[list-item]
         {"normalise": ([0.5], [1.0])},
         {"shape": (4, 4)},
         {"shape": (2, 4, 0)},

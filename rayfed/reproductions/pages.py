@@ -32,7 +32,8 @@ MEANING = {
     Verdict.BETTER: "each figure agrees or is better than the paper's, and no order is reversed",
     Verdict.SAME_ORDER: "some figures differ, and all pairs that differ by more than the tolerance in the paper have "
     "the same order here",
-    Verdict.UNDECIDED: "more seeds are needed. Their number follows from our standard deviation and difference",
+    Verdict.UNDECIDED: "more seeds are needed: the smallest n with t(n - 1) s / sqrt(n) <= h. t is the 97.5 % quantile "
+    "of Student's distribution, s our standard deviation over seeds, h the half interval that decides",
     Verdict.CONTRADICTED: "the 95 % interval excludes an order, a difference or a figure of the paper",
     Verdict.NOT_MEASURED: "no figure was measured, for the stated reason",
 }
@@ -233,7 +234,8 @@ def index(results: Sequence[Result]) -> str:
     """Return the index page: for each claim the verdict with both attackers, and the cause."""
     recorded = [result for result in results if result.sizes or result.own.scenario is None]
     counts = Counter(result.verdict for result in recorded)
-    stale = sum(bool(result.best and result.best.staleness) for result in recorded)
+    measured = [result.best for result in recorded if result.best is not None]
+    stale = sum(bool(best.staleness) for best in measured)
     lines = [
         "# Reproduced tables and figures of papers",
         "",
@@ -241,11 +243,14 @@ def index(results: Sequence[Result]) -> str:
         "`rayfed reproduce` ([how to](../reproducing.md)).",
         "",
         f"A record is stale if the code of its attacks, defences, models or metrics has changed, or its scenario. "
-        f"{stale} of {len(recorded)} records are stale.",
+        f"{stale} of {len(measured)} records are stale.",
         "",
         "| verdict | claims | meaning |",
         "| --- | ---: | --- |",
         *(f"| {NAMES[verdict]} | {counts[verdict]} | {MEANING[verdict]} |" for verdict in Verdict),
+        "",
+        "The verdict is that of the attacker of the paper. The next column has the verdict with today's adaptive "
+        "attacker, if it was run.",
         "",
     ]
     for paper in dict.fromkeys(result.own.paper.name for result in recorded):

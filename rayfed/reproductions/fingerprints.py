@@ -1,7 +1,7 @@
-"""Fingerprints of what a record was computed with: the scenario, the compared figures, and the code of components.
+"""Fingerprints of a record: hashes of the scenario, the compared figures, and the code of components.
 
-A record whose fingerprints differ from those of today is stale. Only code that decides the values counts: modules of
-attacks, defences, models, metrics and aggregation rules, and the modules of these rooms that they import.
+A record is stale if its fingerprints differ from those of the present code. Only code that decides the values counts:
+modules of attacks, defences, models, metrics and aggregation rules, and the modules of these rooms that they import.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def _plain(value: Any) -> Any:
 
 
 def _is_irrelevant(node: Any) -> bool:
-    """Return whether a statement is an import, or a text that documents what is before it."""
+    """Return whether a statement is an import or a docstring."""
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
     return isinstance(node, ast.Import | ast.ImportFrom)

@@ -35,7 +35,7 @@ class Verdict(StrEnum):
 
 
 class FigureState(StrEnum):
-    """One figure beside the paper's."""
+    """State of one figure compared with the paper's."""
 
     AGREES = "agrees"
     """Within the tolerance of our mean, or within our 95 % interval of at most two tolerances to each side."""
@@ -48,7 +48,7 @@ class FigureState(StrEnum):
 
 
 class PairState(StrEnum):
-    """Two figures beside the two of the paper, of which the first is the lower one in the paper."""
+    """State of the difference between two figures, the first of which is lower in the paper."""
 
     AGREES = "agrees"
     """The difference is that of the paper, within the tolerance. Only if differences are compared."""
@@ -57,7 +57,7 @@ class PairState(StrEnum):
     REVERSED = "reversed"
     """Reversed order, beyond chance."""
     ABSENT = "absent"
-    """The interval of the difference lies within the tolerance: there is no difference as in the paper."""
+    """The interval of the difference lies within the tolerance: the paper's difference is absent."""
     DIFFERS = "differs"
     """The paper has next to no difference, and there is one here, beyond chance."""
     NO_OVERLAP = "no_overlap"
@@ -219,7 +219,7 @@ def _order_gap(gap: Estimate, tolerance: float) -> tuple[PairState, float]:
 
 
 def _compare_gap(gap: Estimate, paper: float, tolerance: float) -> tuple[PairState, float]:
-    """Return the state of a difference beside the paper's, and the half interval that would decide it."""
+    """Return the state of a difference compared with the paper's, and the half interval that would decide it."""
     half, off = _half(gap), abs(gap.mean - paper)
     target = max(off, 2 * tolerance)
     if gap.n < 2 or half > target:

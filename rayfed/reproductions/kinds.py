@@ -35,9 +35,9 @@ class Direction(StrEnum):
 
 
 class Attacker(StrEnum):
-    """Attacker behind the compared figures."""
+    """Attacker of the compared figures."""
 
     PAPER = "paper"
     """The attacker of the paper."""
     ADAPTIVE = "adaptive"
-    """An attacker of today that knows the defence."""
+    """The adaptive attacker, which knows the defence."""

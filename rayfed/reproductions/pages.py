@@ -35,7 +35,7 @@ MEANING = {
     Verdict.UNDECIDED: "more seeds are needed: the smallest n with t(n - 1) s / sqrt(n) <= h. t is the 97.5 % quantile "
     "of Student's distribution, s our standard deviation over seeds, h the half interval that decides",
     Verdict.CONTRADICTED: "the 95 % interval excludes an order, a difference or a figure of the paper",
-    Verdict.NOT_MEASURED: "no figure was measured, for the stated reason",
+    Verdict.NOT_MEASURED: "no figure was measured. The cause says why",
 }
 _SIZES = {Size.REDUCED: "reduced", Size.PAPER: "paper size", Size.GPU: "GPU size"}
 _ATTACKERS = {Attacker.PAPER: "attacker of the paper", Attacker.ADAPTIVE: "adaptive attacker"}
@@ -249,10 +249,11 @@ def index(results: Sequence[Result]) -> str:
         "| --- | ---: | --- |",
         *(f"| {NAMES[verdict]} | {counts[verdict]} | {MEANING[verdict]} |" for verdict in Verdict),
         "",
-        "The verdict is that of the attacker of the paper. The next column has the verdict with today's adaptive "
-        "attacker, if it was run.",
+        "The verdict is that of the attacker of the paper. The next column has the verdict with the adaptive attacker, "
+        "which knows the defence, if it was run.",
         "",
     ]
+    lines += [*_times(results), ""]
     for paper in dict.fromkeys(result.own.paper.name for result in recorded):
         lines += [
             f"## {paper}",
@@ -270,6 +271,16 @@ def index(results: Sequence[Result]) -> str:
         lines += ["", "## Not run yet", "", "Run them with `rayfed reproduce NAME --size reduced`.", ""]
         lines += [f"- {name}" for name in waiting]
     return "\n".join(lines) + "\n"
+
+
+def _times(results: Sequence[Result]) -> Iterator[str]:
+    """Yield the recorded minutes of each size, over all records."""
+    yield "| size | records | with recorded time | minutes |"
+    yield "| --- | ---: | ---: | ---: |"
+    for size in Size:
+        sizes = [result.sizes[size] for result in results if size in result.sizes]
+        times = [one.record.seconds for one in sizes if one.record.seconds is not None]
+        yield f"| {_SIZES[size]} | {len(sizes)} | {len(times)} | {sum(times) / 60:.1f} |"
 
 
 _HEADINGS = ("place", "claim", "verdict", "adaptive attacker", "cause", "size", "minutes", "record")

@@ -69,7 +69,7 @@ class Group(Section):
     """Column with the same quantity in true arithmetic, if `measure` is in a convention of the paper. It is shown with
     our values and not compared."""
     compare: Comparison = Comparison.VALUES
-    """What is compared: `values`, `order` (`paper` is a rank, 1 for the lowest) or `differences`."""
+    """Compared quantity: `values`, `order` (`paper` is a rank, 1 for the lowest) or `differences`."""
     better: Direction | None = None
     """Direction in which a figure is better than the paper's: for an attack a higher PSNR. Default: that of a measure
     of utility such as the accuracy, otherwise none."""

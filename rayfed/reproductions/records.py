@@ -1,4 +1,4 @@
-"""Records of reproductions: what was measured, with every size and seed by itself, and what it was computed with.
+"""Records of reproductions: our values of every size and seed, with fingerprints of the code and settings.
 
 A record has no verdict and no value of the paper. Both follow from the file of the reproduction, so a corrected claim
 needs no new run.
@@ -117,7 +117,7 @@ def find_changes(own: Reproduction, size: Size, kept: SizeRecord) -> Staleness:
 
 
 def fingerprints_of(own: Reproduction, size: Size, changes: tuple[str, ...]) -> dict[str, str]:
-    """Return the fingerprints of a reproduction at a size with the code of today."""
+    """Return the fingerprints of a reproduction at a size with the present code."""
     document = own.document(size, changes)
     return fingerprints(document, check(document, f"{own.title} ({size})"), own.compared(size))
 

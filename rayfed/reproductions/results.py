@@ -71,7 +71,7 @@ class Result:
 
 
 def result_of(name: str, own: Reproduction, record: Record) -> Result:
-    """Return the results of a record by the figures and rules of today."""
+    """Return the results of a record by the present figures and rules."""
     sizes = {}
     for size in Size:
         if size in record.sizes:

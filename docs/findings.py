@@ -69,8 +69,8 @@ without an update has about 13.5 dB. An image is *told apart* where it came out 
 the attack that tells most of them apart. Brackets with two figures are 95 % intervals: over seeds, or exact for a share
 of images. Accuracy is against no defence in the same run. Bytes and time are multiples of those without a defence.
 
-Behind each figure stands the commit or version that it was measured at, or *record*, and leads to the run, [below](#runs). 0.1.0 is
-5475aa4 or a commit before it. Where nobody has measured, it says so.
+The link after each figure leads to its run, [below](#runs). Its text is the commit or version of the run, or *record* for
+a reproduction. 0.1.0 is 5475aa4 or a commit before it.
 
 What a low figure does not say: that a stronger attack would get no more. Attackers of 0.1.0 find less than those of
 today, so a low figure of theirs is no merit of the defence. An (epsilon, delta) alone holds against

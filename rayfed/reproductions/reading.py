@@ -77,7 +77,7 @@ class Group(Section):
     """Column on the horizontal axis of curves, such as `pmm`. Curves are compared at equal values of this column."""
     attackers: dict[Attacker, Where] = {}
     """Attacker (`paper`, `adaptive`) -> values that its rows have in addition to those of the figures. Each attacker
-    gets a verdict of its own. Default: one attacker."""
+    gets its own verdict. Default: one attacker."""
     attacker: Attacker | None = None
     """Attacker of the figures, if only one is measured."""
     cause: str = ""

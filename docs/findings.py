@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import rayfed
+from rayfed.core.shipped import shipped
 from rayfed.errors import UserError
 from rayfed.evidence.settings import Estimate
 from rayfed.metrics import roc
@@ -30,7 +31,6 @@ from rayfed.reproductions.pages import verdict_text
 from rayfed.reproductions.reading import load
 from rayfed.reproductions.records import read_record
 from rayfed.reproductions.results import result_of
-from rayfed.shipped import shipped
 
 FOLDER = Path(__file__).resolve().parent / "findings"
 REPRODUCTIONS = FOLDER.parent / "reproductions"
@@ -69,8 +69,8 @@ without an update has about 13.5 dB. An image is *told apart* where it came out 
 the attack that tells most of them apart. Brackets with two figures are 95 % intervals: over seeds, or exact for a share
 of images. Accuracy is against no defence in the same run. Bytes and time are multiples of those without a defence.
 
-The link after each figure leads to its run, [below](#runs). Its text is the commit or version of the run, or *record* for
-a reproduction. 0.1.0 is 5475aa4 or a commit before it.
+The link after each figure leads to its run, [below](#runs). Its text is the commit or version of the run, or
+*record* for a reproduction. 0.1.0 is 5475aa4 or a commit before it.
 
 What a low figure does not say: that a stronger attack would get no more. Attackers of 0.1.0 find less than those of
 today, so a low figure of theirs is no merit of the defence. An (epsilon, delta) alone holds against

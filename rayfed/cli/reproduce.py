@@ -24,7 +24,7 @@ from rayfed.cli.common import (
 )
 from rayfed.cli.tables import table
 from rayfed.errors import UserError
-from rayfed.report.terminal import console
+from rayfed.report.terminal.console import console
 from rayfed.reproductions.kinds import Size
 
 if TYPE_CHECKING:
@@ -99,8 +99,8 @@ def reproduce(
         rayfed reproduce dcs2-table-1 --size reduced --seeds 5 --keep docs/reproductions
     """
     with errors_for_people(debug, resumable=True):
+        from rayfed.core.shipped import shipped
         from rayfed.reproductions.reading import find, names
-        from rayfed.shipped import shipped
 
         folder = folder or str(own if (own := Path("reproductions")).is_dir() else shipped("reproductions"))
         every = [find(name, folder) for name in names(folder)]
@@ -175,11 +175,11 @@ def _write_pages(files: Sequence[Path], keep: Path | None) -> None:
 
 def _reproduced(context: typer.Context, path: Path, job: _Job) -> Record:
     """Run the missing seeds of a reproduction, or load its finished sweep, and return the record with them."""
-    from rayfed.documents import dump_yaml
-    from rayfed.engine.finding import search_beside
+    from rayfed.core.documents import dump_yaml
     from rayfed.reproductions import reading
     from rayfed.reproductions.fingerprints import fingerprints
     from rayfed.reproductions.records import Record, SizeRecord, read_record, write_record
+    from rayfed.runs.scenario_loading import search_beside
     from rayfed.scenario import check
 
     own = reading.load(path)
@@ -226,8 +226,8 @@ def _run_seeds(
 
 def _read_sweep(own: Reproduction, scenario: Scenario, path: Path, job: _Job) -> dict[int, SeedRecord]:
     """Return the values of the seeds of a finished sweep, which may have other seeds than the scenario."""
-    from rayfed.analysis.sweep_folder import SweepFolder
-    from rayfed.documents import load_yaml
+    from rayfed.core.documents import load_yaml
+    from rayfed.results.sweep_folder import SweepFolder
 
     folder = SweepFolder.open(str(job.run))
     wanted, found = load_yaml(scenario.dump()), folder.scenario
@@ -243,9 +243,9 @@ def _read_sweep(own: Reproduction, scenario: Scenario, path: Path, job: _Job) ->
 def _seed_records(own: Reproduction, files: Any, size: Size, seconds: float | None) -> dict[int, SeedRecord]:
     from datetime import date
 
-    from rayfed.analysis.loading import Sweep
     from rayfed.reproductions.measuring import measure
     from rayfed.reproductions.records import SeedRecord, commit, made_with
+    from rayfed.results.loading import Sweep
 
     groups, sweep = own.compared(size), Sweep(files)
     values = measure(groups, sweep)

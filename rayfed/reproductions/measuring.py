@@ -6,12 +6,12 @@ from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from rayfed.analysis.loading import Sweep
-from rayfed.documents import load_yaml
+from rayfed.core.documents import load_yaml
 from rayfed.errors import UserError, nearest
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.reproductions.reading import Figure, Group, Where
 from rayfed.reproductions.records import Value
+from rayfed.results.loading import Sweep
 from rayfed.store.schemas import TABLES
 
 Row = Mapping[str, Any]

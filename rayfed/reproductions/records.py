@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from rayfed.documents import read_json
+from rayfed.core.documents import read_json
 from rayfed.errors import RunError
 from rayfed.reproductions.fingerprints import fingerprints
 from rayfed.reproductions.kinds import Size

@@ -13,8 +13,6 @@ import yaml
 from markdown.extensions.toc import slugify
 from typer.testing import CliRunner
 
-from rayfed.analysis.loading import Sweep
-from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.cli import app
 from rayfed.errors import RunError, UserError
 from rayfed.metrics.images import PSNR_CEILING, psnr
@@ -36,6 +34,8 @@ from rayfed.reproductions.records import (
     write_record,
 )  # fmt: skip
 from rayfed.reproductions.results import read_results, result_of
+from rayfed.results.loading import Sweep
+from rayfed.results.sweep_folder import SweepFolder
 from rayfed.scenario import check
 from rayfed.store.folder import RunFolder
 from tests.conftest import REPOSITORY

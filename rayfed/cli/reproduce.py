@@ -124,7 +124,7 @@ def reproduce(
                     raise
                 failed.append(f"  {path.stem}: {error}")
             if keep is not None:
-                _write_pages(every, keep)
+                _write_pages(list(dict.fromkeys([*every, *files])), keep)
         if failed:
             raise UserError("\n".join([f"{len(failed)} of {len(files)} reproductions failed:", *failed]))
 
@@ -193,7 +193,7 @@ def _reproduced(context: typer.Context, path: Path, job: _Job) -> Record:
     text = dump_yaml(document, width=110)
     empty = SizeRecord(text, job.changes, parts, {})
     if job.run is None:
-        added = _run_seeds(context, own, document, record.seeds_of(job.size, empty), job)
+        added = _run_seeds(context, own, scenario, record.seeds_of(job.size, empty), job)
     else:
         added = _read_sweep(own, scenario, path, job)
     record = record.with_seeds(job.size, replace(empty, seeds=added))
@@ -203,20 +203,19 @@ def _reproduced(context: typer.Context, path: Path, job: _Job) -> Record:
 
 
 def _run_seeds(
-    context: typer.Context, own: Reproduction, document: dict[str, Any], done: Mapping[int, Any], job: _Job
+    context: typer.Context, own: Reproduction, scenario: Scenario, done: Mapping[int, Any], job: _Job
 ) -> dict[int, SeedRecord]:
     """Run the seeds that a record lacks, from the first one on, and return their values."""
     from time import monotonic
 
-    from rayfed.scenario import check
-
-    first, wanted = document.get("seed", 0), job.seeds or document["sweep"].get("repeats", 1)
+    first, wanted = scenario.seed, job.seeds or (scenario.sweep.repeats if scenario.sweep else 1)
     missing = [seed for seed in range(first, first + wanted) if seed not in done]
     if not missing:
         return {}
     repeats = first + wanted - missing[0]
-    sweep = {**document["sweep"], "repeats": repeats}
-    scenario = check({**document, "seed": missing[0], "sweep": sweep}, f"{own.title} ({job.size})")
+    # A copy, because a single further seed is no sweep by the rules for scenarios.
+    sweep = scenario.sweep.model_copy(update={"repeats": repeats}) if scenario.sweep else None
+    scenario = scenario.model_copy(update={"seed": missing[0], "sweep": sweep})
     _prepare(own.prepare, context)
     _check_data(scenario)
     began = monotonic()
@@ -225,7 +224,7 @@ def _run_seeds(
 
 
 def _read_sweep(own: Reproduction, scenario: Scenario, path: Path, job: _Job) -> dict[int, SeedRecord]:
-    """Return the values of the seeds of a finished sweep, which may have other seeds than the scenario."""
+    """Return the values of a finished sweep. Its seeds and machines may differ from those of the scenario."""
     from rayfed.core.documents import load_yaml
     from rayfed.results.sweep_folder import SweepFolder
 
@@ -233,6 +232,7 @@ def _read_sweep(own: Reproduction, scenario: Scenario, path: Path, job: _Job) ->
     wanted, found = load_yaml(scenario.dump()), folder.scenario
     for document in (wanted, found):
         document["seed"] = document["sweep"]["repeats"] = None
+        document["resources"] = None  # a run writes the GPUs of its machine into them
     if found != wanted:
         raise UserError(
             f"{job.run} is a sweep of another scenario than {path} ({job.size}): use the same size and --set options"

@@ -55,7 +55,7 @@ class Finding:
         return bool(self.by_seed or self.curves)
 
 
-def find(group: Group, record: SizeRecord) -> list[Finding]:
+def make_findings(group: Group, record: SizeRecord) -> list[Finding]:
     """Return the findings of a group: each value of the paper with our values in a record."""
     values = {figure.label: _values(group, figure, record) for figure in group.figures}
     reference = next((figure for figure in group.figures if figure.label == group.relative_to), None)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rayfed.reproductions.findings import find
+from rayfed.reproductions.findings import make_findings
 from rayfed.reproductions.judging import Judgement, Verdict, judge, overall
 from rayfed.reproductions.kinds import Attacker, Size
 from rayfed.reproductions.reading import Reproduction, load
@@ -76,7 +76,7 @@ def result_of(name: str, own: Reproduction, record: Record) -> Result:
     for size in Size:
         if size in record.sizes:
             kept = record.sizes[size]
-            judgements = [judge(group, find(group, kept)) for group in own.compared(size)]
+            judgements = [judge(group, make_findings(group, kept)) for group in own.compared(size)]
             sizes[size] = SizeResult(size, kept, judgements, find_changes(own, size, kept))
     return Result(name, own, sizes)
 

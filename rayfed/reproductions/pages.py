@@ -222,7 +222,7 @@ def _group(key: str, sizes: Sequence[SizeResult]) -> Iterator[str]:
     for size, judgement in each:
         reasons = reasons_text(judgement)
         text = verdict_text(judgement.verdict, judgement.seeds)
-        yield f"- {_SIZES[size].capitalize()}: {text}{'. ' if reasons else ''}{reasons}"
+        yield f"- {_SIZES[size].capitalize()}: {text}{f'. {reasons}.' if reasons else ''}"
     yield ""
 
 

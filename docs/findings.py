@@ -27,7 +27,7 @@ from rayfed.errors import UserError
 from rayfed.evidence.settings import Estimate
 from rayfed.metrics import roc
 from rayfed.reproductions.findings import Finding
-from rayfed.reproductions.pages import verdict_text
+from rayfed.reproductions.pages import NAMES
 from rayfed.reproductions.reading import load
 from rayfed.reproductions.records import read_record
 from rayfed.reproductions.results import result_of
@@ -130,7 +130,7 @@ def _reproduced(part: dict[str, Any], runs: dict[str, dict[str, Any]]) -> dict[s
         "command": f"rayfed reproduce {name} --size {best.size}",
         "commit": RECORD,
         "page": f"../reproductions/{name}.md",
-        "what": f"{own.paper.name}, {own.paper.place}; {verdict_text(best.verdict)}",
+        "what": f"{own.paper.name}, {own.paper.place}; {NAMES[best.paper.verdict]}",
     }
     measured = _hits(ours, images) if images else _mean(ours, unit)
     texts = [f"{part['by']}: {measured}"]

@@ -142,7 +142,7 @@ class _Job:
 
 
 def _list(files: Sequence[Path], keep: Path | None) -> None:
-    from rayfed.reproductions.pages import stale_text, verdict_text
+    from rayfed.reproductions.pages import NAMES, stale_text, verdict_text
     from rayfed.reproductions.reading import load
     from rayfed.reproductions.results import read_results
 
@@ -157,10 +157,9 @@ def _list(files: Sequence[Path], keep: Path | None) -> None:
     for result in read_results(files, keep):
         place = f"{result.own.paper.name}, {result.own.paper.place}"
         for one in result.sizes.values():
-            verdict = verdict_text(one.verdict, one.seeds_needed)
-            rows.append((result.name, place, one.size, verdict, stale_text(one.staleness) or "current"))
+            rows.append((result.name, place, one.size, verdict_text(one.paper), stale_text(one.staleness) or "current"))
         if not result.sizes:
-            rows.append((result.name, place, "", verdict_text(result.verdict), ""))
+            rows.append((result.name, place, "", NAMES[result.verdict], ""))
     console().print(table("", ("name", "paper", "size", "verdict", "record"), rows))
 
 
@@ -283,14 +282,15 @@ def _show(path: Path, job: _Job, record: Record) -> None:
     result = result_of(path.stem, own, record)
     to.print(Text(f"\n{own.title} ({own.paper.name}, {own.paper.place}; size {job.size})", style="bold"))
     one = result.sizes.get(job.size)
-    to.print(Text(f"Verdict: {pages.verdict_text(result.verdict if one is None else one.verdict)}", style="bold"))
+    verdict = pages.NAMES[result.verdict] if one is None else pages.verdict_text(one.paper)
+    to.print(Text(f"Verdict: {verdict}", style="bold"))
     if one is not None and one.adaptive is not None:
         to.print(Text(f"With the adaptive attacker: {pages.verdict_text(one.adaptive)}", style="bold"))
     for each in one.judgements if one is not None else ():
         headings, rows = pages.rows(each)
         to.print(table(pages.group_title(each.group), headings, rows, words=1))
         reasons = pages.reasons_text(each)
-        to.print(Text(f"{pages.verdict_text(each.verdict, each.seeds)}{': ' if reasons else ''}{reasons}"))
+        to.print(Text(f"{pages.verdict_text(each)}{': ' if reasons else ''}{reasons}"))
     for absent in own.not_compared([job.size]):
         to.print(Text(f"Not reproduced: {absent.what}. Reason: {absent.why}"))
     if job.keep is not None:

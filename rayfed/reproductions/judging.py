@@ -130,16 +130,30 @@ def judge(group: Group, findings: Sequence[Finding]) -> Judgement:
     return Judgement(group, findings, verdict, figures, pairs)
 
 
-def overall(judgements: Iterable[Judgement], attacker: Attacker | None = None) -> Verdict | None:
-    """Return the worst verdict of the groups of an attacker; None without a group of this attacker.
+@dataclass(frozen=True)
+class Whole:
+    """Verdict on all groups of one attacker."""
+
+    verdict: Verdict
+    """The worst verdict of the measured groups."""
+    seeds: int | None = None
+    """Number of seeds that would decide the undecided groups; None if there are none or it cannot be estimated."""
+
+
+def overall(judgements: Iterable[Judgement], attacker: Attacker = Attacker.PAPER) -> Whole | None:
+    """Return the verdict on the groups of an attacker; None without such a group.
 
     Groups without an attacker count as the paper's.
     """
-    wanted = attacker or Attacker.PAPER
-    verdicts = [one.verdict for one in judgements if (one.group.attacker or Attacker.PAPER) is wanted]
-    compared = [verdict for verdict in verdicts if verdict is not Verdict.NOT_MEASURED]
+    own = [one for one in judgements if (one.group.attacker or Attacker.PAPER) is attacker]
+    compared = [one.verdict for one in own if one.verdict is not Verdict.NOT_MEASURED]
+    if not compared:
+        return Whole(Verdict.NOT_MEASURED) if own else None
     order = list(Verdict)
-    return max(compared, key=order.index, default=Verdict.NOT_MEASURED if verdicts else None)
+    undecided = [one.seeds for one in own if one.verdict is Verdict.UNDECIDED]
+    known = [seeds for seeds in undecided if seeds is not None]
+    complete = known and len(known) == len(undecided)
+    return Whole(max(compared, key=order.index), max(known) if complete else None)
 
 
 def judge_figure(finding: Finding, tolerance: float, better: Direction | None) -> FigureJudgement:

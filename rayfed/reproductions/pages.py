@@ -10,7 +10,7 @@ from rayfed.evidence.settings import Estimate
 from rayfed.metrics.measures import MEASURES
 from rayfed.report.text.formats import NONE
 from rayfed.reproductions.findings import Finding, tabulate_curves
-from rayfed.reproductions.judging import FigureState, Judgement, PairJudgement, PairState, Verdict
+from rayfed.reproductions.judging import FigureState, Judgement, PairJudgement, PairState, Verdict, Whole
 from rayfed.reproductions.kinds import Attacker, Comparison, Size
 from rayfed.reproductions.reading import Group
 from rayfed.reproductions.records import Staleness
@@ -59,13 +59,13 @@ _PAIRS = {
 }
 
 
-def verdict_text(verdict: Verdict | None, seeds_needed: int | None = None) -> str:
+def verdict_text(whole: Whole | Judgement | None) -> str:
     """Return the name of a verdict, with the number of seeds that would decide an undecided one."""
-    if verdict is None:
+    if whole is None:
         return NONE
-    if verdict is not Verdict.UNDECIDED:
-        return NAMES[verdict]
-    return f"undecided: {seeds_needed} seeds would decide" if seeds_needed else "undecided"
+    name = NAMES[whole.verdict]
+    undecided = whole.verdict is Verdict.UNDECIDED and whole.seeds is not None
+    return f"{name}: {whole.seeds} seeds would decide" if undecided else name
 
 
 def reasons_text(judgement: Judgement) -> str:
@@ -190,8 +190,8 @@ def _verdicts(sizes: Sequence[SizeResult]) -> Iterator[str]:
     for one in sizes:
         cells = [
             _SIZES[one.size],
-            verdict_text(one.verdict, one.seeds_needed),
-            verdict_text(one.adaptive, one.seeds_needed),
+            verdict_text(one.paper),
+            verdict_text(one.adaptive),
             str(len(one.record.seeds)),
             _minutes(one),
             stale_text(one.staleness) or "current",
@@ -221,7 +221,7 @@ def _group(key: str, sizes: Sequence[SizeResult]) -> Iterator[str]:
     yield f"{terms_text(group)}\n"
     for size, judgement in each:
         reasons = reasons_text(judgement)
-        text = verdict_text(judgement.verdict, judgement.seeds)
+        text = verdict_text(judgement)
         yield f"- {_SIZES[size].capitalize()}: {text}{f'. {reasons}.' if reasons else ''}"
     yield ""
 
@@ -286,7 +286,7 @@ def _index_row(result: Result) -> str:
     cells = [
         _link(result.own.paper.place, result.name),
         _cell(result.own.claim.strip()),
-        verdict_text(result.verdict, best.seeds_needed if best else None),
+        verdict_text(best.paper if best else Whole(Verdict.NOT_MEASURED)),
         verdict_text(best.adaptive if best else None),
         _cell("; ".join(cause.strip() for cause in result.causes)) or (NONE if best else "not run yet"),
         _SIZES[best.size] if best else NONE,

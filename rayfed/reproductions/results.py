@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rayfed.reproductions.findings import make_findings
-from rayfed.reproductions.judging import Judgement, Verdict, judge, overall
+from rayfed.reproductions.judging import Judgement, Verdict, Whole, judge, overall
 from rayfed.reproductions.kinds import Attacker, Size
 from rayfed.reproductions.reading import Reproduction, load
 from rayfed.reproductions.records import Record, SizeRecord, Staleness, find_changes, read_record
@@ -23,21 +23,14 @@ class SizeResult:
     staleness: Staleness
 
     @property
-    def verdict(self) -> Verdict:
-        """Return the worst verdict of the groups with the paper's attacker, or with none."""
-        return overall(self.judgements) or Verdict.NOT_MEASURED
+    def paper(self) -> Whole:
+        """Return the verdict on the groups with the paper's attacker, or with none."""
+        return overall(self.judgements) or Whole(Verdict.NOT_MEASURED)
 
     @property
-    def adaptive(self) -> Verdict | None:
-        """Return the worst verdict of the groups with the adaptive attacker; None without one."""
+    def adaptive(self) -> Whole | None:
+        """Return the verdict on the groups with the adaptive attacker; None without one."""
         return overall(self.judgements, Attacker.ADAPTIVE)
-
-    @property
-    def seeds_needed(self) -> int | None:
-        """Return the number of seeds that would decide the undecided groups; None if it cannot be estimated."""
-        needed = [one.seeds for one in self.judgements if one.verdict is Verdict.UNDECIDED]
-        known = [seeds for seeds in needed if seeds is not None]
-        return max(known) if known and len(known) == len(needed) else None
 
 
 @dataclass(frozen=True)
@@ -57,15 +50,13 @@ class Result:
     @property
     def verdict(self) -> Verdict:
         """Return the verdict of the best size."""
-        return self.best.verdict if self.best else Verdict.NOT_MEASURED
+        return self.best.paper.verdict if self.best else Verdict.NOT_MEASURED
 
     @property
     def causes(self) -> list[str]:
         """Return why the claim is not reproduced at the best size, as the file states it."""
         if self.best is None:
             return [absent.why for absent in self.own.absent] if self.own.scenario is None else []
-        if self.best.verdict is Verdict.REPRODUCED and self.best.adaptive in (None, Verdict.REPRODUCED):
-            return []
         causes = [one.group.cause for one in self.best.judgements if one.verdict is not Verdict.REPRODUCED]
         return list(dict.fromkeys(filter(None, causes))) or list(filter(None, [self.own.cause]))
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import yaml
-from markdown.extensions.toc import slugify
 from typer.testing import CliRunner
 
 from rayfed.cli import app
@@ -19,7 +18,16 @@ from rayfed.metrics.images import PSNR_CEILING, psnr
 from rayfed.reproductions import pages
 from rayfed.reproductions.findings import Finding, curve_gap, make_findings, tabulate_curves
 from rayfed.reproductions.fingerprints import ROOMS, components, fingerprints, hash_component
-from rayfed.reproductions.judging import FigureState, Judgement, PairState, Verdict, judge, overall, seeds_to_decide
+from rayfed.reproductions.judging import (
+    FigureState,
+    Judgement,
+    PairState,
+    Verdict,
+    Whole,
+    judge,
+    overall,
+    seeds_to_decide,
+)
 from rayfed.reproductions.kinds import Attacker, Size
 from rayfed.reproductions.measuring import measure
 from rayfed.reproductions.reading import Group, Reproduction, load, names
@@ -191,10 +199,13 @@ def test_the_whole_is_as_good_as_its_worst_part() -> None:
         return Judgement(group().model_copy(update={"attacker": attacker}), [], verdict, [], [])
 
     parts = [of(Verdict.REPRODUCED), of(Verdict.NOT_MEASURED), of(Verdict.SAME_ORDER, Attacker.PAPER)]
-    assert overall(parts) is Verdict.SAME_ORDER
+    assert overall(parts) == Whole(Verdict.SAME_ORDER)
     assert overall(parts, Attacker.ADAPTIVE) is None
-    assert overall([*parts, of(Verdict.CONTRADICTED, Attacker.ADAPTIVE)], Attacker.ADAPTIVE) is Verdict.CONTRADICTED
-    assert overall([of(Verdict.NOT_MEASURED)]) is Verdict.NOT_MEASURED
+    contradicted = of(Verdict.CONTRADICTED, Attacker.ADAPTIVE)
+    assert overall([*parts, contradicted], Attacker.ADAPTIVE) == Whole(Verdict.CONTRADICTED)
+    assert overall([of(Verdict.NOT_MEASURED)]) == Whole(Verdict.NOT_MEASURED)
+    undecided = [judge(group(), [seeded("a", 10, 10.0, x, 18.0)]) for x in (14.0, 15.0)]
+    assert overall(undecided) == Whole(Verdict.UNDECIDED, max(one.seeds or 0 for one in undecided))
 
 
 @pytest.mark.parametrize(
@@ -562,7 +573,7 @@ def test_each_attacker_has_a_verdict(tmp_path: Path) -> None:
     seeds = {seed: SeedRecord(values) for seed in (0, 1)}
     result = result_of("small", own, Record("small", {Size.PAPER: SizeRecord("", (), {}, seeds)}))
     assert result.best is not None
-    assert (result.verdict, result.best.adaptive) == (Verdict.REPRODUCED, Verdict.CONTRADICTED)
+    assert (result.verdict, result.best.adaptive) == (Verdict.REPRODUCED, Whole(Verdict.CONTRADICTED))
     assert result.causes == ["stronger"]
 
 
@@ -619,4 +630,5 @@ def test_links_of_ours_lead_somewhere(name: str) -> None:
             assert page.stem in OURS
             continue
         headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
-        assert section is None or section in {slugify(heading, "-") for heading in headings}, link[0]
+        anchors = {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in headings}
+        assert section is None or section in anchors, link[0]

@@ -57,54 +57,78 @@ class Finding:
 
 def make_findings(group: Group, record: SizeRecord) -> list[Finding]:
     """Return the findings of a group: each value of the paper with our values in a record."""
-    values = {figure.label: _values(group, figure, record) for figure in group.figures}
-    reference = next((figure for figure in group.figures if figure.label == group.relative_to), None)
-    if reference is None:
-        return [_finding(group, figure, values[figure.label], record) for figure in group.figures]
-    below = _scalars(values[reference.label])
+    if group.relative_to is not None:
+        return _make_ratios(group, group.relative_to, record)
+    make = _make_number if group.along is None else _make_curve
+    return [make(group, figure, record) for figure in group.figures]
+
+
+def _make_ratios(group: Group, reference: str, record: SizeRecord) -> list[Finding]:
+    """Return the figures divided by the reference, in the paper and here."""
+    [base] = [figure for figure in group.figures if figure.label == reference]
+    ours_of_base = _numbers(group, base, record)
+    true = _conversion(group)
     findings = []
     for figure in group.figures:
-        ratios = {s: v / below[s] for s, v in _scalars(values[figure.label]).items() if below.get(s)}
-        true = _to_true(group)
-        findings.append(Finding(figure.label, figure.paper, true(figure.paper) / true(reference.paper), ratios))
+        ratios = {}
+        for seed, value in _numbers(group, figure, record).items():
+            if ours_of_base.get(seed):
+                ratios[seed] = value / ours_of_base[seed]
+        paper = true(figure.paper) / true(base.paper)
+        findings.append(Finding(figure.label, figure.paper, paper, ratios))
     return findings
 
 
-def _finding(group: Group, figure: Figure, values: Mapping[int, Value], record: SizeRecord) -> Finding:
-    if group.along is not None:
-        curves = {seed: value for seed, value in values.items() if not isinstance(value, float)}
-        return Finding(figure.label, figure.paper, figure.paper, curves=curves)
-    by_seed = _scalars(values)
+def _make_curve(group: Group, figure: Figure, record: SizeRecord) -> Finding:
+    curves = {}
+    for seed, value in _values(record, group, figure).items():
+        if not isinstance(value, float):
+            curves[seed] = value
+    return Finding(figure.label, figure.paper, figure.paper, curves=curves)
+
+
+def _make_number(group: Group, figure: Figure, record: SizeRecord) -> Finding:
+    by_seed = _numbers(group, figure, record)
     also = None
     if group.convention and by_seed:
         also = _PRINTED[group.convention](fmean(by_seed.values()))
     if group.true_measure is not None:
         true = [seed.true_values.get(group.key, {}).get(figure.label) for seed in record.seeds.values()]
-        ours = estimate([value for value in true if isinstance(value, float)])
-        also = None if ours is None else ours.mean
-    return Finding(figure.label, figure.paper, _to_true(group)(figure.paper), by_seed, also=also)
+        known = [value for value in true if isinstance(value, float)]
+        also = fmean(known) if known else None
+    return Finding(figure.label, figure.paper, _conversion(group)(figure.paper), by_seed, also=also)
 
 
-def _to_true(group: Group) -> Callable[[float], float]:
+def _conversion(group: Group) -> Callable[[float], float]:
+    """Return the conversion of the paper's figures to our measure."""
     return _TRUE[group.convention] if group.convention else float
 
 
-def _values(group: Group, figure: Figure, record: SizeRecord) -> dict[int, Value]:
-    by_seed = {seed: one.values.get(group.key, {}).get(figure.label) for seed, one in record.seeds.items()}
-    return {seed: value for seed, value in by_seed.items() if value is not None}
+def _values(record: SizeRecord, group: Group, figure: Figure) -> dict[int, Value]:
+    """Return a figure's recorded value of each seed that has one."""
+    values = {}
+    for seed, one in record.seeds.items():
+        value = one.values.get(group.key, {}).get(figure.label)
+        if value is not None:
+            values[seed] = value
+    return values
 
 
-def _scalars(values: Mapping[int, Value]) -> dict[int, float]:
+def _numbers(group: Group, figure: Figure, record: SizeRecord) -> dict[int, float]:
+    values = _values(record, group, figure)
     return {seed: value for seed, value in values.items() if isinstance(value, float)}
 
 
 def gaps(low: Finding, high: Finding) -> list[float]:
     """Return our differences of two figures, by the seeds that both have; those of curves are means at equal x."""
-    if low.curves or high.curves:
-        seeds = sorted(low.curves.keys() & high.curves.keys())
-        both = [curve_gap(low.curves[seed], high.curves[seed]) for seed in seeds]
-        return [gap for gap in both if gap is not None]
-    return [high.by_seed[seed] - low.by_seed[seed] for seed in sorted(low.by_seed.keys() & high.by_seed.keys())]
+    differences: list[float] = []
+    for seed in sorted(low.by_seed.keys() & high.by_seed.keys()):
+        differences.append(high.by_seed[seed] - low.by_seed[seed])
+    for seed in sorted(low.curves.keys() & high.curves.keys()):
+        gap = curve_gap(low.curves[seed], high.curves[seed])
+        if gap is not None:
+            differences.append(gap)
+    return differences
 
 
 def curve_gap(low: Points, high: Points) -> float | None:
@@ -113,7 +137,7 @@ def curve_gap(low: Points, high: Points) -> float | None:
     if left > right:
         return None
     grid = _grid(left, right, _GRID)
-    return fmean(value_at(high, x) - value_at(low, x) for x in grid)
+    return fmean([value_at(high, x) - value_at(low, x) for x in grid])
 
 
 def _grid(left: float, right: float, count: int) -> list[float]:
@@ -140,6 +164,10 @@ def tabulate_curves(findings: list[Finding], count: int = 5) -> tuple[list[float
     if left > right:
         return [], [[] for _ in findings]
     grid = _grid(left, right, count)
-    return grid, [
-        [estimate([value_at(points, x) for points in finding.curves.values()]) for x in grid] for finding in findings
-    ]
+    estimates = []
+    for finding in findings:
+        column = []
+        for x in grid:
+            column.append(estimate([value_at(points, x) for points in finding.curves.values()]))
+        estimates.append(column)
+    return grid, estimates

@@ -82,6 +82,8 @@ class PairJudgement:
     low: str
     """Label of the figure that is lower in the paper."""
     high: str
+    paper: float
+    """Difference in the paper."""
     gap: Estimate | None
     """Our difference, the high figure minus the low one, paired by seed; None without a common seed."""
     state: PairState
@@ -202,17 +204,18 @@ def _pairs(group: Group, measured: Sequence[Finding]) -> list[tuple[Finding, Fin
 
 
 def _judge_pair(group: Group, low: Finding, high: Finding) -> PairJudgement:
+    paper = high.paper - low.paper
     values = gaps(low, high)
     gap = estimate(values)
     if gap is None:
         state = PairState.NO_OVERLAP if low.curves else PairState.UNDECIDED
-        return PairJudgement(low.label, high.label, None, state)
+        return PairJudgement(low.label, high.label, paper, None, state)
     if group.compare is Comparison.DIFFERENCES:
-        state, target = _compare_gap(gap, high.paper - low.paper, group.tolerance)
+        state, target = _compare_gap(gap, paper, group.tolerance)
     else:
         state, target = _order_gap(gap, 0.0 if group.compare is Comparison.ORDER else group.tolerance)
     seeds = seeds_to_decide(values, target) if state is PairState.UNDECIDED else None
-    return PairJudgement(low.label, high.label, gap, state, seeds)
+    return PairJudgement(low.label, high.label, paper, gap, state, seeds)
 
 
 def _order_gap(gap: Estimate, tolerance: float) -> tuple[PairState, float]:

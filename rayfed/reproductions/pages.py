@@ -218,12 +218,26 @@ def _group(key: str, sizes: Sequence[SizeResult]) -> Iterator[str]:
             ours = [_ours(group, column[label]) if label in column else NONE for column in found]
             lines.append([label, _paper(group, known[0]), *ours])
         yield from _table(["", "paper", *(f"ours, {_SIZES[size]}" for size, _ in each)], lines)
+    if group.compare is Comparison.DIFFERENCES:
+        yield from _differences(each)
     yield f"{terms_text(group)}\n"
     for size, judgement in each:
         reasons = reasons_text(judgement)
         text = verdict_text(judgement)
         yield f"- {_SIZES[size].capitalize()}: {text}{f'. {reasons}.' if reasons else ''}"
     yield ""
+
+
+def _differences(each: Sequence[tuple[Size, Judgement]]) -> Iterator[str]:
+    """Yield the table of the compared differences, with a column for each size."""
+    columns = [{(pair.low, pair.high): pair for pair in judgement.pairs} for _, judgement in each]
+    lines = []
+    for low, high in dict.fromkeys(key for column in columns for key in column):
+        pairs = [column.get((low, high)) for column in columns]
+        paper = next(pair.paper for pair in pairs if pair is not None)
+        ours = [NONE if pair is None or pair.gap is None else _number(pair.gap) for pair in pairs]
+        lines.append([f"{high} − {low}", f"{paper:.4g}", *ours])
+    yield from _table(["difference", "paper", *(f"ours, {_SIZES[size]}" for size, _ in each)], lines)
 
 
 def _table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> Iterator[str]:

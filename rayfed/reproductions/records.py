@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from rayfed.core.documents import read_json
-from rayfed.errors import RunError
+from rayfed.errors import RunError, ScenarioError
 from rayfed.reproductions.fingerprints import fingerprints
 from rayfed.reproductions.kinds import Size
 from rayfed.reproductions.reading import Reproduction
@@ -101,7 +101,7 @@ class Staleness:
     changed: tuple[str, ...]
     """Changed, new and removed parts: `scenario`, `figures`, or a component as `KIND.NAME`."""
     recorded: bool
-    """Whether the record has fingerprints. Without them every part counts as changed."""
+    """Whether the record has fingerprints. Without them it is stale, and the changed parts are not known."""
 
     def __bool__(self) -> bool:
         return bool(self.changed) or not self.recorded
@@ -109,11 +109,16 @@ class Staleness:
 
 def find_changes(own: Reproduction, size: Size, kept: SizeRecord) -> Staleness:
     """Return the parts that have changed since a size was computed."""
-    today = fingerprints_of(own, size, kept.changes)
+    if not kept.fingerprints:
+        return Staleness((), recorded=False)
+    try:
+        today = fingerprints_of(own, size, kept.changes)
+    except ScenarioError:
+        if not kept.changes:
+            raise
+        return Staleness(("scenario",), recorded=True)  # the changes of `--set` no longer fit
     parts = sorted(kept.fingerprints.keys() | today.keys())
-    return Staleness(
-        tuple(part for part in parts if kept.fingerprints.get(part) != today.get(part)), bool(kept.fingerprints)
-    )
+    return Staleness(tuple(part for part in parts if kept.fingerprints.get(part) != today.get(part)), recorded=True)
 
 
 def fingerprints_of(own: Reproduction, size: Size, changes: tuple[str, ...]) -> dict[str, str]:

@@ -519,6 +519,8 @@ def test_a_record_is_stale_when_what_it_was_computed_with_has_changed(tmp_path: 
     assert find_changes(SMALL, Size.REDUCED, old).changed == ("attacks.idlg",)
     assert find_changes(SMALL, Size.REDUCED, SizeRecord("", (), {}, kept.seeds)).recorded is False
     assert find_changes(SMALL, Size.REDUCED, SizeRecord("", (), {}, kept.seeds))
+    unknown = SizeRecord("", ("x=1",), kept.fingerprints, kept.seeds)
+    assert find_changes(SMALL, Size.REDUCED, unknown).changed == ("scenario",)
 
 
 def test_seeds_are_added_to_a_record_that_is_not_stale() -> None:

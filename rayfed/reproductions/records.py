@@ -133,15 +133,19 @@ def made_with() -> str:
 
 
 def commit() -> str | None:
-    """Return the commit of the repository that rayfed is in; None outside a repository or with uncommitted changes."""
-    package = Path(__file__).parent
-    git = ["git", "-C", str(package)]
+    """Return the commit of rayfed's repository; None if rayfed is installed without one, or has uncommitted changes."""
     try:
-        changed = subprocess.run([*git, "status", "--porcelain", "--", ":/rayfed"], capture_output=True, check=True)
-        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, check=True, text=True)
+        _git("ls-files", "--error-unmatch", Path(__file__).name)  # rayfed may be installed inside another repository
+        changed = _git("status", "--porcelain", "--", ":/rayfed")
+        head = _git("rev-parse", "HEAD")
     except (OSError, subprocess.CalledProcessError):
         return None
-    return None if changed.stdout.strip() else head.stdout.strip()
+    return None if changed else head
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    return subprocess.run(command, capture_output=True, check=True, text=True).stdout.strip()
 
 
 def write_record(folder: Path, record: Record) -> None:

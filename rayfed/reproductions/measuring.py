@@ -8,7 +8,7 @@ from typing import Any
 
 from rayfed.core.documents import load_yaml
 from rayfed.errors import UserError, nearest
-from rayfed.metrics.images import PSNR_CEILING
+from rayfed.metrics.known import METRICS
 from rayfed.reproductions.reading import Figure, Group, Where
 from rayfed.reproductions.records import Value
 from rayfed.results.loading import Sweep
@@ -92,13 +92,15 @@ def _reduced(group: Group, column: str, rows: Sequence[Row]) -> float:
 
 
 def _counted(group: Group, column: str, row: Row) -> float | None:
-    """Return a row's value, or None without one. A PSNR is limited to its ceiling."""
+    """Return a row's value, or None without one. A metric is limited to its ceiling."""
     value = row[column]
     if column == group.measure and group.at_least is not None:
         return float(value is not None and value >= group.at_least)
     if column == group.measure and group.at_most is not None:
         return float(value is not None and value <= group.at_most)
-    return None if value is None else min(float(value), PSNR_CEILING) if column == "psnr" else float(value)
+    if value is None:
+        return None
+    return min(float(value), METRICS[column].ceiling) if column in METRICS else float(value)
 
 
 def _fits(row: Row, where: Mapping[str, Any], columns: Collection[str]) -> bool:

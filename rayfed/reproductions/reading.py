@@ -36,6 +36,9 @@ class Figure(Section):
     """Number that the paper prints."""
     where: Where = {}
     """Column or swept field -> value of the compared rows. For a swept section such as `data`, some of its fields."""
+    default_attack: Where = {}
+    """Values of `where` for the attack with its default options, if `where` selects the attack as published. The
+    figures of a group are then compared for both attackers, `paper` and `adaptive`."""
     points: list[Where] = []
     """Points of a curve, if the group has `along`: for each point the values that it has in addition to `where`."""
     full_only: bool = False
@@ -114,6 +117,8 @@ class Group(Section):
         labels = [figure.label for figure in self.figures]
         if len(set(labels)) < len(labels):
             raise ValueError("two figures have the same label: rename one")
+        if self.attackers and any(figure.default_attack for figure in self.figures):
+            raise ValueError("give `attackers` or `default_attack`, not both")
         if self.relative_to is not None and self.relative_to not in labels:
             raise ValueError(f"`relative_to` names no figure: {nearest(self.relative_to, labels)}")
         if any(figure.label == self.relative_to and not figure.paper for figure in self.figures):
@@ -155,19 +160,21 @@ class Group(Section):
         return {**self.model_dump(include=own), "figures": figures}
 
     def by_attacker(self) -> list[Group]:
-        """Return one group for each of the `attackers`; only this group without them."""
-        return [
-            self.model_copy(
-                update={
-                    "attackers": {},
-                    "attacker": attacker,
-                    "figures": [
-                        figure.model_copy(update={"where": {**figure.where, **where}}) for figure in self.figures
-                    ],
-                }
-            )
-            for attacker, where in self.attackers.items()
-        ] or [self]
+        """Return one group for each attacker; only this group if there is one."""
+        if any(figure.default_attack for figure in self.figures):
+            defaults = [figure.default_attack for figure in self.figures]
+            published: list[Where] = [{} for _ in self.figures]
+            return [self._with(Attacker.PAPER, published), self._with(Attacker.ADAPTIVE, defaults)]
+        if not self.attackers:
+            return [self]
+        return [self._with(attacker, [where] * len(self.figures)) for attacker, where in self.attackers.items()]
+
+    def _with(self, attacker: Attacker, wheres: Sequence[Where]) -> Group:
+        """Return the group for one attacker, with further values of the compared rows for each figure."""
+        figures = []
+        for figure, where in zip(self.figures, wheres, strict=True):
+            figures.append(figure.model_copy(update={"where": {**figure.where, **where}, "default_attack": {}}))
+        return self.model_copy(update={"attackers": {}, "attacker": attacker, "figures": figures})
 
     def with_figures(self, full_only: bool) -> list[Figure]:
         """Return the values that the reduced version omits (`full_only`), or all other values."""

@@ -571,6 +571,9 @@ def test_each_attacker_has_a_verdict(tmp_path: Path) -> None:
     published, adaptive = own.compared(Size.PAPER)
     assert [one.attacker for one in (published, adaptive)] == [Attacker.PAPER, Attacker.ADAPTIVE]
     assert adaptive.figures[0].where == {"arm": "none", "attack": "strong"}
+    defaults = [PSNR["figures"][0], {**PSNR["figures"][1], "default_attack": {"attack": "dlg"}}]  # type: ignore[index]
+    both = [one.figures[1].where["attack"] for one in group(figures=defaults).by_attacker()]
+    assert both == ["idlg", "dlg"]
     values = {published.key: {"plain": 100.0, "noisy": 5.0}, adaptive.key: {"plain": 20.0, "noisy": 60.0}}
     seeds = {seed: SeedRecord(values) for seed in (0, 1)}
     result = result_of("small", own, Record("small", {Size.PAPER: SizeRecord("", (), {}, seeds)}))

@@ -22,8 +22,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import rayfed
+from rayfed.core.shipped import shipped
 from rayfed.errors import UserError
+from rayfed.evidence.settings import Estimate
 from rayfed.metrics import roc
+from rayfed.reproductions.findings import Finding
+from rayfed.reproductions.pages import NAMES
+from rayfed.reproductions.reading import load
+from rayfed.reproductions.records import read_record
+from rayfed.reproductions.results import result_of
 
 FOLDER = Path(__file__).resolve().parent / "findings"
 REPRODUCTIONS = FOLDER.parent / "reproductions"
@@ -39,6 +46,8 @@ COLUMNS = {
 MISSING = "not measured"
 UNKNOWN = "not looked up"
 UNRECORDED = "commit not recorded"
+RECORD = "record"
+"""Place of the commit of a reproduction, whose record has it."""
 INFORMED = {"defence", "code"}
 """Grants that tell an attacker of the defence."""
 
@@ -60,8 +69,8 @@ without an update has about 13.5 dB. An image is *told apart* where it came out 
 the attack that tells most of them apart. Brackets with two figures are 95 % intervals: over seeds, or exact for a share
 of images. Accuracy is against no defence in the same run. Bytes and time are multiples of those without a defence.
 
-Behind each figure stands the commit or version that it was measured at, and leads to the run, [below](#runs). 0.1.0 is
-5475aa4 or a commit before it. Where nobody has measured, it says so.
+The link after each figure leads to its run, [below](#runs). Its text is the commit or version of the run, or
+*record* for a reproduction. 0.1.0 is 5475aa4 or a commit before it.
 
 What a low figure does not say: that a stronger attack would get no more. Attackers of 0.1.0 find less than those of
 today, so a low figure of theirs is no merit of the defence. An (epsilon, delta) alone holds against
@@ -111,41 +120,51 @@ def _part(part: dict[str, Any] | None, runs: dict[str, dict[str, Any]]) -> dict[
 def _reproduced(part: dict[str, Any], runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Return the part of a figure that a reproduction measured, and note the reproduction among the runs."""
     name = part["reproduction"]
-    record = json.loads((REPRODUCTIONS / f"{name}.json").read_text(encoding="utf-8"))
-    figures = {f["label"]: f for g in record["groups"] if g["title"] == part["group"] for f in g["figures"]}
-    ours, unit, images = figures[part["label"]]["ours"], part["unit"], part.get("images")
+    own = load(shipped("reproductions") / f"{name}.yaml")
+    best = result_of(name, own, read_record(REPRODUCTIONS, name)).best
+    assert best is not None
+    [judgement] = [one for one in best.judgements if one.group.title == part["group"]]
+    figures = {finding.label: finding for finding in judgement.findings}
+    ours, unit, images = _estimate(figures[part["label"]]), part["unit"], part.get("images")
     runs[name] = {
-        "command": f"rayfed reproduce {name} --{record['scale']}",
-        "commit": record["made_with"].split(",")[0].removeprefix("rayfed "),
+        "command": f"rayfed reproduce {name} --size {best.size}",
+        "commit": RECORD,
         "page": f"../reproductions/{name}.md",
-        "what": f"{record['paper']['name']}, {record['paper']['place']}; {record['verdict']}, {record['date']}",
+        "what": f"{own.paper.name}, {own.paper.place}; {NAMES[best.paper.verdict]}",
     }
     measured = _hits(ours, images) if images else _mean(ours, unit)
     texts = [f"{part['by']}: {measured}"]
     if "against" in part:
-        plain = figures[part["against"]]["ours"]["mean"]
+        plain = _estimate(figures[part["against"]]).mean
         texts.append(f"undefended {_share(plain, images) if images else _number(plain)}")
     if not images:  # a paper that has an order alone has places for figures
-        texts.append(f"paper {_number(figures[part['label']]['paper'])}")
+        texts.append(f"paper {_number(figures[part['label']].paper)}")
     return {
         "text": ", ".join(texts),
-        "value": ours["mean"],
+        "value": ours.mean,
         "unit": unit,
         "attacker": part["attacker"],
         "run": name,
     }
 
 
-def _mean(ours: dict[str, float], unit: str) -> str:
+def _estimate(finding: Finding) -> Estimate:
+    assert finding.ours is not None
+    return finding.ours
+
+
+def _mean(ours: Estimate, unit: str) -> str:
     """Return a mean with its interval, cut at 0, which none of these measures goes below."""
     symbol = f" {unit}" if unit == "dB" else ""
-    return f"{_number(ours['mean'])}{symbol} ({_number(max(ours['low'], 0.0))} to {_number(ours['high'])})"
+    if ours.low is None or ours.high is None:
+        return f"{_number(ours.mean)}{symbol}"
+    return f"{_number(ours.mean)}{symbol} ({_number(max(ours.low, 0.0))} to {_number(ours.high)})"
 
 
-def _hits(ours: dict[str, float], images: int) -> str:
+def _hits(ours: Estimate, images: int) -> str:
     """Return a share in per cent as a count of images, with its exact interval."""
-    exact = roc.share(round(ours["mean"] * images / 100), images)
-    return f"{_share(ours['mean'], images)} ({100 * exact.low:.0f} to {100 * exact.high:.0f} %)"
+    exact = roc.share(round(ours.mean * images / 100), images)
+    return f"{_share(ours.mean, images)} ({100 * exact.low:.0f} to {100 * exact.high:.0f} %)"
 
 
 def _share(percent: float, images: int) -> str:
@@ -169,9 +188,10 @@ def _page(rows: list[dict[str, Any]], runs: dict[str, dict[str, Any]]) -> Iterat
     for name, run in runs.items():
         if name in used:
             where = f"[described here]({run['page']})" if run.get("page") else "described nowhere else"
-            commit = f"At {run['commit']}" if run["commit"] else UNRECORDED.capitalize()
+            at = f"At {run['commit']}" if run["commit"] else UNRECORDED.capitalize()
+            at = "As recorded" if run["commit"] == RECORD else at
             command = f"```\n{run['command']}\n```" if run["command"] else "Command not recorded."
-            yield f"### `{name}`\n\n{run['what']}. {commit}, {where}.\n\n{command}\n"
+            yield f"### `{name}`\n\n{run['what']}. {at}, {where}.\n\n{command}\n"
 
 
 def _claimed(row: dict[str, Any]) -> str:

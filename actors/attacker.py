@@ -12,12 +12,12 @@ from rayfed.attacks.progress import Standing, listening
 from rayfed.core.memory import Peak, peak
 from rayfed.samples import SampleSpec
 from rayfed.scenario import AttackSpec, ResolvedArm
-from rayfed.simulation.executors.attacker import Attacker
+from rayfed.simulation.executors.attacker import AttackWorker
 from rayfed.update import Observation
 
 
-class AttackerActor(Renewable, Attacker):
-    """Ray actor that runs the methods of `Attacker` on a share of a node."""
+class AttackerActor(Renewable, AttackWorker):
+    """Ray actor that runs the methods of `AttackWorker` on a share of a node."""
 
     def __init__(self, share: ResourceShare, sample: SampleSpec, classes: int) -> None:
         super().__init__(sample, classes, set_up(share))
@@ -25,7 +25,7 @@ class AttackerActor(Renewable, Attacker):
     def attack(
         self, attack: AttackSpec, arm: ResolvedArm, observations: Sequence[Observation], keys: Sequence[bytes]
     ) -> tuple[list[Guess], list[Guess]]:
-        """Run an attack, return the results of `Attacker.attack`, and publish the progress of searches."""
+        """Run an attack, return the results of `AttackWorker.attack`, and publish the progress of searches."""
         with listening(standings.post):
             return super().attack(attack, arm, observations, keys)
 
@@ -48,7 +48,7 @@ _ITERATIONS = 10
 
 
 class _Begun(BaseException):
-    """Signal that an attack has begun; not an `Exception`, which `Attacker.attack` catches."""
+    """Signal that an attack has begun; not an `Exception`, which `AttackWorker.attack` catches."""
 
 
 def _end_soon(standing: Standing) -> None:

@@ -17,7 +17,7 @@ from time import perf_counter
 import torch
 from torch import Tensor, nn
 
-from rayfed.crypto.inference import Client, Server
+from rayfed.crypto.inference import CryptonetClient, CryptonetServer
 from rayfed.models.build import build_model
 from rayfed.registry import build
 
@@ -48,9 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     images, tests = (torch.from_numpy(x).float() / 255 for x in (data.train_images, data.test_images))
     labels, truth = torch.from_numpy(data.train_labels), torch.from_numpy(data.test_labels)
     model = trained(images, labels, chosen.epochs)
-    client = Client.fresh()
+    client = CryptonetClient.fresh()
     public = client.public()
-    server, conv = Server.of(public, model), model.get_submodule("conv1")
+    server, conv = CryptonetServer.of(public, model), model.get_submodule("conv1")
     assert isinstance(conv, nn.Conv2d)
     with torch.no_grad():
         began = perf_counter()

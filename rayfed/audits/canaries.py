@@ -87,7 +87,7 @@ def total(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Audited:
+class CanaryAudit:
     """Result of a canary audit for one privacy mechanism of an arm: an empirical lower bound on epsilon."""
 
     arm: str
@@ -111,7 +111,7 @@ class _Scores:
         return len(self.present) + len(self.absent)
 
 
-def audited(inputs: Inputs, canaries: int) -> Iterator[Audited]:
+def audited(inputs: Inputs, canaries: int) -> Iterator[CanaryAudit]:
     """Yield the result of an audit with at least `canaries` canaries for each privacy mechanism that has an account.
 
     Raises `UserError` if no arm has a finite epsilon.
@@ -131,7 +131,7 @@ def audited(inputs: Inputs, canaries: int) -> Iterator[Audited]:
                 runs += 1
             found = bound_epsilon(scores.present, scores.absent, spent, inputs.scenario.privacy.accountant)
             about = (account.name, spec.name, spent.unit, spent.adjacency, spent.delta)
-            yield Audited(*about, len(scores), runs, process_time() - began, found)
+            yield CanaryAudit(*about, len(scores), runs, process_time() - began, found)
     if not there:
         raise UserError("no arm has an (epsilon, delta) guarantee: add a defence that gives one, such as dp_sgd")
 

@@ -57,7 +57,7 @@ _BY_VICTIM = "attacks", "traces", "images", "texts", "snapshots"
 
 
 @dataclass(frozen=True)
-class Audited:
+class WeightsAudit:
     """Results of an audit for one set of weights."""
 
     folder: RunFolder
@@ -68,7 +68,7 @@ class Audited:
 
 
 @dataclass(frozen=True)
-class Budget:
+class AuditBudget:
     """Time of an audit, or its number of evaluations per search."""
 
     deadline: Deadline
@@ -86,7 +86,7 @@ class Budget:
 
 def audit(
     plan: Plan,
-    budget: Budget,
+    budget: AuditBudget,
     execution: Execution,
     watch: Watch,
     *,

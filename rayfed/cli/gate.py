@@ -18,7 +18,7 @@ from rayfed.store import exits
 
 if TYPE_CHECKING:
     from rayfed.evidence.bounds import Bound
-    from rayfed.report.gate import Gated
+    from rayfed.report.gate import GatedRun
     from rayfed.samples import Modality
 
 commands = typer.Typer()
@@ -109,7 +109,7 @@ class Gate:
         return [f"metrics.names=[{', '.join([*usual, *asked])}]"] if asked else []
 
     def close(
-        self, runs: Sequence[Gated], bounds: Sequence[Bound], say: Callable[[str], None], advise: bool = False
+        self, runs: Sequence[GatedRun], bounds: Sequence[Bound], say: Callable[[str], None], advise: bool = False
     ) -> None:
         """Print the result of the gate, write the JSON and JUnit files, and exit with code 3 if the gate fails.
 
@@ -209,7 +209,7 @@ def gate(
         rayfed gate runs/NAME --fail-above 15 --baseline old.json --json new.json
     """
     with errors_for_people(debug):
-        from rayfed.report.gate import Gated
+        from rayfed.report.gate import GatedRun
         from rayfed.report.text.weights import attacked_weights
         from rayfed.results.sweep_folder import TRIALS, is_sweep
         from rayfed.store.folder import RunFolder
@@ -225,7 +225,7 @@ def gate(
                 f"'{run}' is a sweep, but a gate checks one run. Give a trial ({folder.url}/{TRIALS}/NAME), or "
                 "compare all settings with bounds: rayfed recommend"
             )
-        gated = Gated(folder, "")
+        gated = GatedRun(folder, "")
         inputs = gated.inputs
         if arm:
             arms = {row["arm"] for row in [*inputs.attacks, *inputs.inferences]} | set(inputs.default_arms)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from rayfed.attacks.base import Reconstruction
     from rayfed.audits.replay import Replay
-    from rayfed.report.gate import Gated
+    from rayfed.report.gate import GatedRun
     from rayfed.simulation.client.server_message import Sent
     from rayfed.update import Named
 
@@ -222,12 +222,12 @@ def _replayed(
 
 def _scored(
     one: Replay, sent: Sent, gate: Gate, out: str | None, where: tuple[ExecutorName, str | None, bool], seconds: float
-) -> Gated:
+) -> GatedRun:
     """Attack a round with recorded samples in the given time, and return its run."""
     from rayfed import scenario
     from rayfed.audits.replay import RECORDED
     from rayfed.evidence.gate import wrong_replay_distance
-    from rayfed.report.gate import Gated
+    from rayfed.report.gate import GatedRun
     from rayfed.report.text.gate import wrong_replay_text
     from rayfed.runs import runner
     from rayfed.runs.executors import execution
@@ -238,7 +238,7 @@ def _scored(
     with watched(quiet, executor, "attack", brief=True) as view:
         folder = runner.attack_sent(loaded, sent, words, out, execution(executor, address), view, seconds)
         view.audited(f"round {one.round}", f"{folder.url}/report.html")
-        gated = Gated(folder, f"round {one.round} of the recording", [RECORDED])
+        gated = GatedRun(folder, f"round {one.round} of the recording", [RECORDED])
         distance = wrong_replay_distance(gated.inputs, RECORDED)
         if distance is not None:
             view.note(wrong_replay_text(distance))

@@ -39,7 +39,7 @@ class _Column:
 
 
 @dataclass(frozen=True)
-class Tabulated:
+class TerminalTable:
     """Table for the terminal. A table that is too wide is split into several tables that all begin with the names.
 
     If the names leave no room for another column, rows are numbered, and tables begin with the numbers.
@@ -64,7 +64,9 @@ class Tabulated:
             yield _drawn(self.title if place == 0 else "", columns, room)
 
 
-def table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], words: int | None = None) -> Tabulated:
+def table(
+    title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], words: int | None = None
+) -> TerminalTable:
     """Return a table for the terminal with `words` columns of names, followed by columns of numbers.
 
     If `words` is None, the first column has names and the other columns have words.
@@ -76,7 +78,7 @@ def table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], wo
         _Column(heading, own, "name" if place < names else kind)
         for place, (heading, own) in enumerate(zip(headings, cells, strict=True))
     ]
-    return Tabulated(title, columns[:names], columns[names:])
+    return TerminalTable(title, columns[:names], columns[names:])
 
 
 def _width(columns: Sequence[_Column]) -> int:

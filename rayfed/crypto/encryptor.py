@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 
 from rayfed.crypto.keys import derive
-from rayfed.crypto.layout import Layout, flat
+from rayfed.crypto.layout import UpdateLayout, flat
 from rayfed.crypto.tags import PRIME, Tagger, added, multiplied
 from rayfed.errors import ProtectionError, UserError
 from rayfed.update import Encrypted, Named, Share, Update
@@ -86,7 +86,7 @@ class Keys:
     pair: bytes
     """The scheme's secret and public key."""
 
-    def tagger(self, round: int, layout: Layout) -> Tagger:
+    def tagger(self, round: int, layout: UpdateLayout) -> Tagger:
         """Return the generator of tags for vectors of one round and one layout."""
         return Tagger(derive(self.secret, "tags", round, repr(layout)))
 
@@ -111,7 +111,7 @@ class Encryptor:
 
     def encrypt(self, keys: Keys, update: Update, weight: int) -> Encrypted:
         """Return a client's encrypted update, multiplied by the client's weight unless the server multiplies."""
-        layout = Layout.of(update)
+        layout = UpdateLayout.of(update)
         before = 1 if self.load.multiplied else weight
         vector = before * self.code.encode(flat(update), layout.bounds(self.clip, self.clip_buffers))
         share = Share(update.client, weight, before, 1, secrets.token_bytes(_NONCE))
@@ -266,11 +266,11 @@ def in_steps(code: Code, clip: float, clip_buffers: float) -> str:
 
 def beyond(update: Update, clip: float, clip_buffers: float) -> int:
     """Return the number of an update's values that exceed the clip bounds of parameters and buffers."""
-    return int((np.abs(flat(update)) > Layout.of(update).bounds(clip, clip_buffers)).sum())
+    return int((np.abs(flat(update)) > UpdateLayout.of(update).bounds(clip, clip_buffers)).sum())
 
 
-def _layout(encrypted: Encrypted) -> Layout:
-    return Layout(encrypted.tensors, encrypted.buffers)
+def _layout(encrypted: Encrypted) -> UpdateLayout:
+    return UpdateLayout(encrypted.tensors, encrypted.buffers)
 
 
 def _units(encrypted: Encrypted) -> int:

@@ -25,13 +25,13 @@ _LAYERS = ["conv1", "square1", "flatten", "fc1", "square2", "fc2"]
 
 
 @dataclass(frozen=True)
-class Client:
+class CryptonetClient:
     """Client that encrypts images and decrypts logits, with the only copy of the secret key."""
 
     context: ts.Context
 
     @classmethod
-    def fresh(cls) -> Client:
+    def fresh(cls) -> CryptonetClient:
         """Create a client with new keys."""
         context = ts.context(ts.SCHEME_TYPE.CKKS, _DEGREE, coeff_mod_bit_sizes=list(_MODULI))
         context.global_scale = _SCALE
@@ -56,14 +56,14 @@ class Client:
 
 
 @dataclass(frozen=True)
-class Server:
+class CryptonetServer:
     """Server that evaluates a `cryptonet` on images that it cannot read."""
 
     context: ts.Context
     model: nn.Sequential
 
     @classmethod
-    def of(cls, public: bytes, model: nn.Sequential) -> Server:
+    def of(cls, public: bytes, model: nn.Sequential) -> CryptonetServer:
         """Create the server for one client's public keys and a `cryptonet`.
 
         Raises `UserError` for any other network, or one that normalises its images.

@@ -12,14 +12,14 @@ from rayfed.update import Named, Shapes, Update
 
 
 @dataclass(frozen=True)
-class Layout:
+class UpdateLayout:
     """Positions of an update's values in its vector: parameters first, then buffers."""
 
     tensors: Shapes
     buffers: Shapes
 
     @classmethod
-    def of(cls, update: Update) -> Layout:
+    def of(cls, update: Update) -> UpdateLayout:
         """Return the layout of the vector of an update's values."""
         return cls(_shapes(update.tensors), _shapes(update.buffers))
 

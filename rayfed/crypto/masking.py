@@ -63,7 +63,7 @@ class Revealed:
 
 
 @dataclass(frozen=True)
-class Setting:
+class MaskingSetting:
     """Public parameters of a round that a client knows before it begins."""
 
     run: bytes
@@ -154,7 +154,7 @@ class Participant:
 
     client: int
     secret: bytes
-    setting: Setting
+    setting: MaskingSetting
     transcript: Transcript
 
     def advertise(self) -> Advertised:

@@ -27,7 +27,7 @@ class Advertise:
 
 
 @dataclass(frozen=True)
-class Share:
+class ShareSecrets:
     """Question to clients that have advertised keys: send encrypted shares of your secrets for each neighbour.
 
     This question and the later ones carry the directory, because a client of this simulation remembers only its digest.
@@ -115,7 +115,7 @@ class MaskingSession(RoundSession):
         if not self.advertised:
             return Question(Advertise())
         if not self.boxes:
-            return Question(Share(self.advertised))
+            return Question(ShareSecrets(self.advertised))
         if not self.agreed:
             return Question(Agree(self.advertised, self._shared))
         if self.masked is None:

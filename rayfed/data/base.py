@@ -249,7 +249,7 @@ def scaled_numbers(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.
     return scaled[0], scaled[1]
 
 
-class Split(NamedTuple):
+class StoredSplit(NamedTuple):
     """Train or test split as stored: images not yet resized and, if in files, not yet decoded."""
 
     images: np.ndarray | Sequence[Encoded]
@@ -257,11 +257,11 @@ class Split(NamedTuple):
     labels: np.ndarray
     """Labels (N,) int64, or numbers (N, k)."""
 
-    def take(self, indices: np.ndarray) -> Split:
+    def take(self, indices: np.ndarray) -> StoredSplit:
         """Return a split with the samples at `indices`, in that order."""
         images = self.images
         chosen = images[indices] if isinstance(images, np.ndarray) else [images[i] for i in indices]
-        return Split(chosen, self.labels[indices])
+        return StoredSplit(chosen, self.labels[indices])
 
 
 @component
@@ -289,18 +289,18 @@ class Source:
         """Return notes for users on how the files were read, and on unused files."""
         return ()
 
-    def chosen(self) -> tuple[Split, Split, tuple[str, ...]]:
+    def chosen(self) -> tuple[StoredSplit, StoredSplit, tuple[str, ...]]:
         """Return the train and test split, reduced to the requested numbers of samples, and the class names."""
         train, test, classes = self.read()
         train = at_most(self.train_samples, train, "train_samples")
         return train, at_most(self.test_samples, test, "test_samples"), classes
 
-    def read(self) -> tuple[Split, Split, tuple[str, ...]]:
+    def read(self) -> tuple[StoredSplit, StoredSplit, tuple[str, ...]]:
         """Read the train split, the test split and the class names, in their stored form."""
         raise NotImplementedError
 
 
-def at_most(samples: int | None, split: Split, field: str) -> Split:
+def at_most(samples: int | None, split: StoredSplit, field: str) -> StoredSplit:
     """Return a stratified subset of `samples` samples of a split, or the whole split if `samples` is None.
 
     Raises `DataError`, naming `field`, if the split has fewer samples.
@@ -334,7 +334,7 @@ def stratified(labels: np.ndarray, samples: int) -> np.ndarray:
     return np.sort(by_class[positions])
 
 
-def hold_out_fifth(split: Split, where: str) -> tuple[Split, Split]:
+def hold_out_fifth(split: StoredSplit, where: str) -> tuple[StoredSplit, StoredSplit]:
     """Split samples into a train and a test split; the test split is a deterministic stratified fifth.
 
     Raises `DataError`, naming `where`, for fewer than 5 samples.

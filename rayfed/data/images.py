@@ -35,7 +35,7 @@ class Encoded(NamedTuple):
     """Encoded bytes, or the path of the image file."""
 
 
-class Kind(NamedTuple):
+class PixelFormat(NamedTuple):
     """Number of channels and number type of a decoded image."""
 
     channels: int
@@ -99,7 +99,7 @@ def deepened(images: np.ndarray, depth: np.dtype) -> np.ndarray:
     return images if images.dtype == depth else images.astype(depth) * 257
 
 
-def kind(image: Encoded) -> Kind:
+def kind(image: Encoded) -> PixelFormat:
     """Return the number of channels and the number type of an image, from the file's header if possible.
 
     Raises `DataError` for an invalid image.
@@ -107,9 +107,9 @@ def kind(image: Encoded) -> Kind:
     with named(image):
         content = content_of(image)
         if (found := _other(content)) is not None:
-            return Kind(len(found), found.dtype)
+            return PixelFormat(len(found), found.dtype)
         with Image.open(BytesIO(content)) as picture:
-            return Kind(1 if picture.mode in _GREY else 3, np.dtype(np.uint8))
+            return PixelFormat(1 if picture.mode in _GREY else 3, np.dtype(np.uint8))
 
 
 def extent(image: Encoded) -> Extent:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from zipfile import BadZipFile, ZipFile
 
 
-class Kind(NamedTuple):
+class FileKind(NamedTuple):
     """Kind of a file that is not a table."""
 
     name: str
@@ -59,11 +59,11 @@ _BINARY: tuple[tuple[int, bytes, str, str], ...] = (
 with them."""
 _PICKLE = re.compile(rb"\x80[\x02-\x05]")
 _MEMBERS = (
-    ("xl/", Kind("an Excel workbook (.xlsx)", _AS_TABLE)),
-    ("word/", Kind("a Word document", _AS_TABLE)),
-    ("content.xml", Kind("an OpenDocument file, such as a spreadsheet (.ods)", _AS_TABLE)),
-    ("data.pkl", Kind("a file from torch.save", _FROM_PYTHON)),
-    (".npy", Kind("an archive of NumPy arrays (.npz)", _FROM_PYTHON)),
+    ("xl/", FileKind("an Excel workbook (.xlsx)", _AS_TABLE)),
+    ("word/", FileKind("a Word document", _AS_TABLE)),
+    ("content.xml", FileKind("an OpenDocument file, such as a spreadsheet (.ods)", _AS_TABLE)),
+    ("data.pkl", FileKind("a file from torch.save", _FROM_PYTHON)),
+    (".npy", FileKind("an archive of NumPy arrays (.npz)", _FROM_PYTHON)),
 )
 """Parts of member names that identify the kind of a ZIP archive."""
 _STRUCTURED = (
@@ -78,17 +78,17 @@ _LOOKED_AT = 65_536
 _MOST_CONTROL = 0.02
 
 
-def binary_kind(content: bytes) -> Kind | None:
+def binary_kind(content: bytes) -> FileKind | None:
     """Return the kind of a binary file, such as a PNG image, by the first bytes; None for a text file."""
     if content.startswith(b"PK\x03\x04"):
         return _zipped(content)
     if _PICKLE.match(content):
-        return Kind("a Python pickle", _FROM_PYTHON)
+        return FileKind("a Python pickle", _FROM_PYTHON)
     is_binary = has_control_characters(content)
     for offset, magic, name, advice in _BINARY:
         if content[offset : offset + len(magic)] == magic and (is_binary or not magic.isalnum()):
-            return Kind(name, advice)
-    return Kind("a binary file of an unknown kind", _AS_TABLE) if is_binary else None
+            return FileKind(name, advice)
+    return FileKind("a binary file of an unknown kind", _AS_TABLE) if is_binary else None
 
 
 def has_control_characters(content: bytes) -> bool:
@@ -97,11 +97,11 @@ def has_control_characters(content: bytes) -> bool:
     return len(_CONTROL.findall(seen)) > _MOST_CONTROL * len(seen)
 
 
-def structured_kind(text: str) -> Kind | None:
+def structured_kind(text: str) -> FileKind | None:
     """Return the kind of a structured text that is not a table, such as JSON; None for other texts."""
     for pattern, name, advice in _STRUCTURED:
         if re.match(pattern, text[:_LOOKED_AT], re.IGNORECASE):
-            return Kind(name, advice)
+            return FileKind(name, advice)
     return None
 
 
@@ -115,13 +115,13 @@ def is_parquet(path: Path) -> bool:
     return begin.startswith(PARQUET) and has_control_characters(begin)
 
 
-def _zipped(content: bytes) -> Kind:
+def _zipped(content: bytes) -> FileKind:
     try:
         with ZipFile(BytesIO(content)) as archive:
             names = archive.namelist()
     except (BadZipFile, OSError, ValueError):
-        return Kind("a damaged ZIP archive", "download the file again")
+        return FileKind("a damaged ZIP archive", "download the file again")
     for part, kind in _MEMBERS:
         if any(part in name for name in names):
             return kind
-    return Kind("a ZIP archive", _UNPACK)
+    return FileKind("a ZIP archive", _UNPACK)

@@ -26,7 +26,7 @@ _FIX = "save the table with one separator, and put fields that contain the separ
 Row = list[str]
 
 
-class Layout(NamedTuple):
+class TableLayout(NamedTuple):
     """Layout of a text table: start, field separator and column names."""
 
     start: int
@@ -38,7 +38,7 @@ class Layout(NamedTuple):
     """Names of the columns if there is no header row; None if there is a header row."""
 
 
-def layout_of(where: str, text: str, usual: str) -> Layout:
+def layout_of(where: str, text: str, usual: str) -> TableLayout:
     """Return the layout of a text table.
 
     Raises `DataError`, naming the file `where`, if the layout is ambiguous or irregular. `usual` is the separator that
@@ -53,9 +53,9 @@ def layout_of(where: str, text: str, usual: str) -> Layout:
     is_named = has_header(rows)
     header = _marked_header(text, comments, delimiter, len(rows[0]), is_named)
     if header is not None:
-        return Layout(comments[header], header, delimiter, None)
+        return TableLayout(comments[header], header, delimiter, None)
     names = None if is_named else [f"column_{place}" for place in range(1, len(rows[0]) + 1)]
-    return Layout(start, len(comments), delimiter, names)
+    return TableLayout(start, len(comments), delimiter, names)
 
 
 def _marked_header(text: str, comments: Sequence[int], delimiter: str, width: int, is_named: bool) -> int | None:

@@ -1,7 +1,7 @@
 """Memory-mapped data sets: an Arrow file whose pixels are read page by page on access.
 
 The file is in Arrow's IPC file format, uncompressed. It has a column `image` with C * H * W values per row (8 or 16
-bits each) and a column `label` (int64), training samples first. The schema's metadata contain the `Layout`. Other
+bits each) and a column `label` (int64), training samples first. The schema's metadata contain the `PackedLayout`. Other
 processes receive the file's path, so every node needs the file at the same path.
 """
 
@@ -25,7 +25,7 @@ _METADATA = b"rayfed"
 
 
 @dataclass(frozen=True)
-class Layout:
+class PackedLayout:
     """Layout of a packed data set file, stored in the file's metadata."""
 
     shape: tuple[int, int, int]
@@ -55,7 +55,7 @@ class Layout:
         return pa.schema(columns, metadata={_METADATA: json.dumps(asdict(self))})
 
     @classmethod
-    def of(cls, schema: pa.Schema) -> Layout:
+    def of(cls, schema: pa.Schema) -> PackedLayout:
         """Return the layout stored in the Arrow schema of a packed file.
 
         Raises `ValueError`, `KeyError`, `TypeError` or `OverflowError` if the schema is not from a packed file.
@@ -178,7 +178,7 @@ def mapped(
     """
     try:
         with pa.memory_map(path) as file, pa.ipc.open_file(file) as reader:
-            layout = Layout.of(reader.schema)
+            layout = PackedLayout.of(reader.schema)
             batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
             layout.check(batches)
     except FileNotFoundError as error:
@@ -204,7 +204,7 @@ def mapped(
     return data.with_public(public) if public else data
 
 
-def _pixels(column: pa.Array, layout: Layout) -> np.ndarray:
+def _pixels(column: pa.Array, layout: PackedLayout) -> np.ndarray:
     """Return images (n, C, H, W) as a view of the column's memory."""
     flat = np.frombuffer(column.buffers()[1], layout.depth)
     size = math.prod(layout.shape)

@@ -61,7 +61,7 @@ def number(text: str) -> float:
     return float(reading.plain(pa.chunked_array([[text]]))[0].as_py())
 
 
-class Found(NamedTuple):
+class ConvertedTable(NamedTuple):
     """Table with converted columns of numbers, and the names of these columns."""
 
     table: pa.Table
@@ -113,7 +113,7 @@ class _Column:
 
 def with_numbers(
     where: str, table: pa.Table, delimiter: str, is_usual: bool, written: Callable[[Sequence[str]], pa.Table]
-) -> Found:
+) -> ConvertedTable:
     """Convert text columns to numbers if they have a decimal comma or thousands separators.
 
     If the field separator `is_usual` for the file's extension, decimal points are expected, so a column with other
@@ -122,7 +122,7 @@ def with_numbers(
     """
     columns = _columns(table, delimiter, is_usual, written)
     marks = [reading for reading in (POINT, COMMA) if any(c.is_number and len(c.only[reading]) for c in columns)]
-    found = Found(table, [], [], [])
+    found = ConvertedTable(table, [], [], [])
     for column in columns:
         reading = _reading(where, column, marks, delimiter, is_usual)
         if reading is None:
@@ -171,7 +171,7 @@ def _reading(where: str, column: _Column, marks: Sequence[_Reading], delimiter: 
     )
 
 
-def _note(found: Found, column: _Column, reading: _Reading) -> None:
+def _note(found: ConvertedTable, column: _Column, reading: _Reading) -> None:
     """Add a column's name to the lists of columns with a decimal comma and with thousands separators."""
     if reading is COMMA and column.has(","):
         found.decimal_comma.append(column.name)

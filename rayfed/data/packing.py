@@ -9,9 +9,9 @@ from uuid import uuid4
 import numpy as np
 import pyarrow as pa
 
-from rayfed.data.base import Dataset, Source, Split, check_labels, in_memory
-from rayfed.data.images import Encoded, Kind, decode, deepened, kind, resize
-from rayfed.data.mapped import Layout
+from rayfed.data.base import Dataset, Source, StoredSplit, check_labels, in_memory
+from rayfed.data.images import Encoded, PixelFormat, decode, deepened, kind, resize
+from rayfed.data.mapped import PackedLayout
 from rayfed.errors import DataError
 from rayfed.samples import dataset_modality
 
@@ -19,7 +19,7 @@ _BATCH = 8 << 20
 """Approximate number of bytes of pixels in memory at a time."""
 
 
-def pack(source: Source, path: Path, progress: Callable[[int, int], None]) -> Layout:
+def pack(source: Source, path: Path, progress: Callable[[int, int], None]) -> PackedLayout:
     """Write a data set to a packed file for memory-mapping.
 
     `progress` receives the number of written samples and the total. Image files are decoded in batches; other data sets
@@ -37,7 +37,7 @@ def pack(source: Source, path: Path, progress: Callable[[int, int], None]) -> La
     check_labels("test", test.labels, len(classes))
     common = _common(split.images for split in (train, test))
     first = next(_batches(train, source.size, common, 1))[0]
-    layout = Layout(first.shape[1:], len(train.labels), classes, uuid4().hex, 8 * common.depth.itemsize)
+    layout = PackedLayout(first.shape[1:], len(train.labels), classes, uuid4().hex, 8 * common.depth.itemsize)
     temporary, done = path.with_name(f".{path.name}.tmp"), 0
     try:
         with pa.OSFile(str(temporary), "wb") as file, pa.ipc.new_file(file, layout.schema()) as writer:
@@ -62,7 +62,7 @@ def pack(source: Source, path: Path, progress: Callable[[int, int], None]) -> La
     return layout
 
 
-def _splits(source: Source) -> tuple[Split, Split, tuple[str, ...]]:
+def _splits(source: Source) -> tuple[StoredSplit, StoredSplit, tuple[str, ...]]:
     if dataset_modality(source) != "pixels":
         raise DataError(
             f"only images can be packed, but this data set contains {dataset_modality(source)}: use the original "
@@ -81,22 +81,26 @@ def _splits(source: Source) -> tuple[Split, Split, tuple[str, ...]]:
             "data set"
         )
     train, test = in_memory(data.train_images), in_memory(data.test_images)
-    return Split(train, data.train_labels), Split(test, data.test_labels), data.classes
+    return StoredSplit(train, data.train_labels), StoredSplit(test, data.test_labels), data.classes
 
 
-def _common(splits: Iterable[np.ndarray | Sequence[Encoded]]) -> Kind:
+def _common(splits: Iterable[np.ndarray | Sequence[Encoded]]) -> PixelFormat:
     """Return the kind (channels, depth) to which images of several kinds are converted."""
-    found: set[Kind] = set()
+    found: set[PixelFormat] = set()
     for images in splits:
-        found |= {Kind(images.shape[1], images.dtype)} if isinstance(images, np.ndarray) else set(map(kind, images))
-    return Kind(max(one.channels for one in found), max(one.depth for one in found))
+        found |= (
+            {PixelFormat(images.shape[1], images.dtype)} if isinstance(images, np.ndarray) else set(map(kind, images))
+        )
+    return PixelFormat(max(one.channels for one in found), max(one.depth for one in found))
 
 
-def _rows(layout: Layout) -> int:
+def _rows(layout: PackedLayout) -> int:
     return max(1, _BATCH // layout.row_bytes)
 
 
-def _batches(split: Split, size: int | None, common: Kind, rows: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _batches(
+    split: StoredSplit, size: int | None, common: PixelFormat, rows: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield batches of images (n, C, H, W) of one kind with labels (n,), with at most `rows` images."""
     for low in range(0, len(split.labels), rows):
         some = split.images[low : low + rows]

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 
 from rayfed.data.encodings import UTF_8, decoded, is_wide
 from rayfed.data.kinds import PARQUET, binary_kind, structured_kind
-from rayfed.data.layouts import DELIMITERS, Layout, irregular, layout_of
-from rayfed.data.numbers import Found, with_numbers
+from rayfed.data.layouts import DELIMITERS, TableLayout, irregular, layout_of
+from rayfed.data.numbers import ConvertedTable, with_numbers
 from rayfed.errors import DataError, nearest
 
 TABLES = frozenset({".csv", ".data", ".parquet", ".psv", ".tab", ".tsv", ".txt"})
@@ -158,7 +158,7 @@ def _with_codes(table: pa.Table, written: Callable[[Sequence[str]], pa.Table]) -
     return table
 
 
-def _notes(path: Path, layout: Layout, usual: str, encoding: str, found: Found) -> Iterator[str]:
+def _notes(path: Path, layout: TableLayout, usual: str, encoding: str, found: ConvertedTable) -> Iterator[str]:
     """Yield notes on unusual features of the layout."""
     detected = [f"fields are separated by {DELIMITERS[layout.delimiter]}"] if layout.delimiter != usual else []
     if encoding != UTF_8:

@@ -35,7 +35,7 @@ _PADS = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>", "</s>")
 
 
 @dataclass(frozen=True)
-class Reader:
+class TokenReader:
     """Tokeniser with the ids of the padding and mask tokens (None if the tokeniser lacks the token)."""
 
     tokenizer: Tokenizer
@@ -123,7 +123,7 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (_FILE, *_SLOW))
 
 
-def load_tokenizer(path: str | Path) -> Reader:
+def load_tokenizer(path: str | Path) -> TokenReader:
     """Load a tokeniser from a `tokenizer.json` or a folder; raise `DataError` if the tokeniser cannot be read."""
     _require_text()
     from tokenizers import Tokenizer
@@ -149,10 +149,10 @@ def load_tokenizer(path: str | Path) -> Reader:
     pad, mask = _pad(tokenizer, folder), _known(tokenizer, [_told(folder, _SETTINGS, "mask_token"), *_MASKS])
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    return Reader(tokenizer, pad, mask)
+    return TokenReader(tokenizer, pad, mask)
 
 
-def learnt(texts: Sequence[str], size: int, pad: bool = False) -> Reader:
+def learnt(texts: Sequence[str], size: int, pad: bool = False) -> TokenReader:
     """Learn a byte-pair encoding from texts, with at most `size` tokens including the 256 bytes; deterministic.
 
     With `pad` the first token is one that fills up texts.
@@ -170,7 +170,7 @@ def learnt(texts: Sequence[str], size: int, pad: bool = False) -> Reader:
         special_tokens=[_PADS[0]] if pad else [],
     )
     found.train_from_iterator(texts, trainer)
-    return Reader(found, 0 if pad else None)
+    return TokenReader(found, 0 if pad else None)
 
 
 def _require_text() -> None:

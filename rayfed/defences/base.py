@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from rayfed.aggregation.base import AnyAggregation
 from rayfed.errors import UserError
 from rayfed.privacy.accountant import Method
-from rayfed.privacy.spending import Setting, Spending
+from rayfed.privacy.spending import PrivacySetting, Spending
 from rayfed.update import Named, Update
 
 NEEDS_PUBLIC = (
@@ -216,14 +216,14 @@ class Defence:
         """Return the model with the random numbers that the update of a single sample reveals, instead of new ones."""
         return model
 
-    def calibrated(self, setting: Setting, accountant: Method | None) -> Defence:
+    def calibrated(self, setting: PrivacySetting, accountant: Method | None) -> Defence:
         """Return a copy with the noise that the defence's epsilon needs in this run; the defence itself if none is set.
 
         Raises `UserError` if no amount of noise gives this epsilon.
         """
         return self
 
-    def spends(self, setting: Setting) -> Spending | None:
+    def spends(self, setting: PrivacySetting) -> Spending | None:
         """Return the defence's privacy accounting of a run; None if the defence has no guarantee (empirical)."""
         return None
 

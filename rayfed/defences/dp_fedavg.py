@@ -50,7 +50,7 @@ from rayfed.errors import UserError
 from rayfed.privacy.accountant import Release
 from rayfed.privacy.printing import at_least, at_most
 from rayfed.privacy.sampling import gaussian, noised
-from rayfed.privacy.spending import Setting, Spending
+from rayfed.privacy.spending import PrivacySetting, Spending
 from rayfed.registry import component
 from rayfed.update import Named, Update
 
@@ -130,11 +130,11 @@ class DpFedAvg(Private):
             return NoisySum(clients=clients, deviation=self.deviation)
         return NoisySum(clients=clients, deviation=0.0, step=step_of(self.clip, self.deviation / sqrt(clients)))
 
-    def released(self, setting: Setting, multiplier: float) -> tuple[Release, ...]:
+    def released(self, setting: PrivacySetting, multiplier: float) -> tuple[Release, ...]:
         """Return the releases of a run for privacy accounting: one noisy sum of updates per round."""
         return (self._account(setting, multiplier)[0],)
 
-    def spends(self, setting: Setting) -> Spending:
+    def spends(self, setting: PrivacySetting) -> Spending:
         """Return the privacy accounting of all rounds of a run."""
         assert self.noise_multiplier is not None
         release, adjacency, against, how = self._account(setting, self.noise_multiplier)
@@ -148,11 +148,11 @@ class DpFedAvg(Private):
             f"round, {len(setting.clients)} clients, {how}",
         )
 
-    def _account(self, setting: Setting, multiplier: float) -> tuple[Release, str, str, str]:
+    def _account(self, setting: PrivacySetting, multiplier: float) -> tuple[Release, str, str, str]:
         """Return the release, with the adjacency, adversary and sampling in words."""
         return (self._of_clients if self.noise == "clients" else self._of_server)(setting, multiplier)
 
-    def _of_clients(self, setting: Setting, multiplier: float) -> tuple[Release, str, str, str]:
+    def _of_clients(self, setting: PrivacySetting, multiplier: float) -> tuple[Release, str, str, str]:
         """Return the accounting of noise added by clients, proved in the module's docstring."""
         drawn = setting.clients_per_round
         honest = drawn - setting.missing - self.colluders
@@ -181,7 +181,7 @@ class DpFedAvg(Private):
         )
         return f"anyone who sees sums of updates but no single update, with {known}; {server}"
 
-    def _of_server(self, setting: Setting, multiplier: float) -> tuple[Release, str, str, str]:
+    def _of_server(self, setting: PrivacySetting, multiplier: float) -> tuple[Release, str, str, str]:
         """Return the accounting of noise added by the server."""
         drawn, clients, rounds = setting.clients_per_round, len(setting.clients), setting.rounds
         anybody = "anyone who sees the global weights, with any number of the other clients, but not the server"

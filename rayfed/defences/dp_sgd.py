@@ -24,7 +24,7 @@ from rayfed.models.build import uses_batch_statistics
 from rayfed.privacy.accountant import Release
 from rayfed.privacy.printing import at_least
 from rayfed.privacy.sampling import gaussian, noised
-from rayfed.privacy.spending import Setting, Spending, Work
+from rayfed.privacy.spending import ClientWork, PrivacySetting, Spending
 from rayfed.registry import component
 from rayfed.update import Named
 
@@ -99,7 +99,7 @@ class DpSgd(Private):
         """Return the standard deviation of the noise that is added to the sum of clipped gradients."""
         return self.deviation
 
-    def released(self, setting: Setting, multiplier: float) -> tuple[Release, ...]:
+    def released(self, setting: PrivacySetting, multiplier: float) -> tuple[Release, ...]:
         """Return one release per kind of client, which covers all local steps of the client in the run."""
         if setting.sample_sampling == "poisson":
             return tuple(
@@ -108,7 +108,7 @@ class DpSgd(Private):
             )
         return tuple(Release("gaussian", multiplier, work.rounds * _uses(work)) for work in setting.works)
 
-    def spends(self, setting: Setting) -> Spending:
+    def spends(self, setting: PrivacySetting) -> Spending:
         """Return the privacy accounting of the client with the largest epsilon."""
         assert self.noise_multiplier is not None
         poisson = setting.sample_sampling == "poisson"
@@ -123,7 +123,7 @@ class DpSgd(Private):
         )
 
 
-def _uses(work: Work) -> int:
+def _uses(work: ClientWork) -> int:
     """Return the maximum number of times that a sample is used in one round."""
     return ceil(work.steps / ceil(work.samples / work.batch_size))
 

@@ -17,7 +17,7 @@ from rayfed.defences.base import Defence, Task
 from rayfed.defences.dp_sgd import DpSgd
 from rayfed.defences.noise import clip_factors, sample_norms, scaled_sum
 from rayfed.privacy.accountant import Method, Release
-from rayfed.privacy.spending import Setting
+from rayfed.privacy.spending import PrivacySetting
 from rayfed.registry import component
 from rayfed.update import Named
 
@@ -37,7 +37,7 @@ class FedCdp(DpSgd):
     rounds: Annotated[int, Field(ge=1)] | None = None
     """Number of rounds over which the bound decays. Null: all rounds of the run."""
 
-    def calibrated(self, setting: Setting, accountant: Method | None) -> Defence:
+    def calibrated(self, setting: PrivacySetting, accountant: Method | None) -> Defence:
         """Return a copy with the noise multiplier for this run and the run's number of rounds."""
         found = super().calibrated(setting, accountant)
         return replace(found, rounds=self.rounds or setting.rounds)  # type: ignore[type-var]
@@ -51,7 +51,7 @@ class FedCdp(DpSgd):
         """Return the standard deviation of the noise on the sum of gradients, which decays with the clip bound."""
         return self.deviation * self._bound(task.round) / self.clip
 
-    def released(self, setting: Setting, multiplier: float) -> tuple[Release, ...]:
+    def released(self, setting: PrivacySetting, multiplier: float) -> tuple[Release, ...]:
         """Return the releases of a run as for `dp_sgd`, but with the joint sensitivity of all layers."""
         return super().released(setting, multiplier / sqrt(setting.layers))
 

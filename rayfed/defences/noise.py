@@ -15,7 +15,7 @@ from rayfed.defences.declarations import laplace_log_likelihood, normal_log_like
 from rayfed.privacy.accountant import Release
 from rayfed.privacy.printing import at_least
 from rayfed.privacy.sampling import Draw, gaussian, laplace, noised
-from rayfed.privacy.spending import Setting, Spending
+from rayfed.privacy.spending import PrivacySetting, Spending
 from rayfed.registry import component
 from rayfed.update import Named, Update
 
@@ -96,7 +96,7 @@ class LocalNoise(Defence):
 
         return update
 
-    def spends(self, setting: Setting) -> Spending | None:
+    def spends(self, setting: PrivacySetting) -> Spending | None:
         """Return the privacy accounting of the client that is sampled most often; None without a clip bound."""
         if self.clip is None:
             return None

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from rayfed.defences.base import Defence
 from rayfed.privacy.accountant import Method, Release, least_noise
-from rayfed.privacy.spending import Setting
+from rayfed.privacy.spending import PrivacySetting
 from rayfed.registry import component
 
 
@@ -39,14 +39,14 @@ class Private(Defence):
             raise ValueError("give either noise_multiplier or epsilon")
         return self
 
-    def calibrated(self, setting: Setting, accountant: Method | None) -> Defence:
+    def calibrated(self, setting: PrivacySetting, accountant: Method | None) -> Defence:
         """Return a copy with the noise multiplier that the epsilon needs in this run."""
         if self.epsilon is None:
             return self
         noise = least_noise(lambda z: self.released(setting, z), self.epsilon, self.delta, accountant)
         return replace(self, noise_multiplier=noise, epsilon=None)
 
-    def released(self, setting: Setting, multiplier: float) -> tuple[Release, ...]:
+    def released(self, setting: PrivacySetting, multiplier: float) -> tuple[Release, ...]:
         """Return the releases of a run at a noise multiplier, one per client that may have the largest epsilon."""
         raise NotImplementedError
 

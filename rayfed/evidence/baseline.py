@@ -23,7 +23,7 @@ import numpy as np
 
 from rayfed.evidence.checks import GateState
 from rayfed.evidence.paired import holm
-from rayfed.evidence.updates import UpdateKey
+from rayfed.evidence.updates import AttackedUpdate
 from rayfed.metrics.known import METRICS
 
 LEVEL = 0.05
@@ -93,7 +93,7 @@ class Change:
     p: float | None = None
     """One-sided p value, corrected; None for too few updates."""
     reasons: tuple[ChangeReason, ...] = ()
-    newly: tuple[UpdateKey, ...] = ()
+    newly: tuple[AttackedUpdate, ...] = ()
     """Updates of the same samples that leak now and did not in the baseline; for the leading metric only."""
 
     @property
@@ -163,11 +163,11 @@ def _counterpart(arm: str, mine: Sequence[str], theirs: Sequence[str]) -> str:
     return theirs[0] if len(mine) == len(theirs) == 1 else arm
 
 
-def _key(update: Mapping[str, Any]) -> UpdateKey:
-    return UpdateKey(update["round"], update["batch"], update["victim"])
+def _key(update: Mapping[str, Any]) -> AttackedUpdate:
+    return AttackedUpdate(update["round"], update["batch"], update["victim"])
 
 
-def _newly_leaking(sides: _Sides) -> tuple[UpdateKey, ...]:
+def _newly_leaking(sides: _Sides) -> tuple[AttackedUpdate, ...]:
     """Return the updates of an arm that leak now but not in the baseline."""
     then = {_key(update): update["leaked"] for update in sides.then}
     return tuple(_key(update) for update in sides.now if update["leaked"] and then.get(_key(update)) == 0)
@@ -178,7 +178,7 @@ def _attacks_with_fewer_iterations(sides: _Sides) -> tuple[str, ...]:
 
     For the same samples they are compared per update, for other samples per batch size.
     """
-    needed: dict[UpdateKey | int, dict[str, int]] = {}
+    needed: dict[AttackedUpdate | int, dict[str, int]] = {}
     for update in sides.then:
         least = needed.setdefault(_key(update) if sides.alike else update["batch"], {})
         for attack, iterations in update["attacks"].items():
@@ -192,7 +192,7 @@ def _attacks_with_fewer_iterations(sides: _Sides) -> tuple[str, ...]:
     return tuple(weaker)
 
 
-def _values(updates: Updates, name: str) -> dict[UpdateKey, float]:
+def _values(updates: Updates, name: str) -> dict[AttackedUpdate, float]:
     """Return the values of a metric by update."""
     return {_key(update): update["values"][name] for update in updates if name in update["values"]}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
-from rayfed.evidence.settings import Estimate, Setting, estimate
+from rayfed.evidence.settings import MeanEstimate, Setting, estimate
 
 LABEL_MEASURE = "label_accuracy"
 
@@ -19,7 +19,7 @@ class SharesByBatchSize:
 
     setting: Setting
     """Setting without the batch size among its swept values."""
-    shares: dict[int, Estimate]
+    shares: dict[int, MeanEstimate]
 
 
 def label_shares(settings: Sequence[Setting]) -> list[SharesByBatchSize]:
@@ -37,7 +37,7 @@ def label_shares(settings: Sequence[Setting]) -> list[SharesByBatchSize]:
     return [one for one in by_attack if len(one.shares) > 1]
 
 
-def _shares(group: Sequence[Setting]) -> dict[int, Estimate]:
+def _shares(group: Sequence[Setting]) -> dict[int, MeanEstimate]:
     values: dict[int, list[float | None]] = {}
     for setting in group:
         for row in setting.rows:

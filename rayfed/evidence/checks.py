@@ -67,7 +67,7 @@ class ReasonKind(StrEnum):
     LABELS_RECOVERED = "labels_recovered"
     """Labels or targets were recovered, which the bound does not cover (`Recovered`)."""
     BUDGET = "budget"
-    """Iterations and time of the attacks (`Budget`)."""
+    """Iterations and time of the attacks (`AttackBudget`)."""
     WRONG_REPLAY_SETTINGS = "wrong_replay_settings"
     """Recorded updates are far from the updates that the settings of the replay give (float, relative distance)."""
 
@@ -131,7 +131,7 @@ class SearchBudget(NamedTuple):
     most: int
 
 
-class Budget(NamedTuple):
+class AttackBudget(NamedTuple):
     """Budget of all attacks with a result."""
 
     searches: tuple[SearchBudget, ...]
@@ -154,7 +154,7 @@ class NotRunOn(NamedTuple):
 
 
 Fact = (
-    tuple[NotRun, ...] | Doubt | NoResult | Overtaken | Count | LabelBaseline | Recovered | Budget | ShareBudget
+    tuple[NotRun, ...] | Doubt | NoResult | Overtaken | Count | LabelBaseline | Recovered | AttackBudget | ShareBudget
     | NotRunOn | Roc | str | float
 )  # fmt: skip
 """Value that the text of a reason needs; its type follows from the kind of the reason."""

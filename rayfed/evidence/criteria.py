@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rayfed.samples import Modality
 
 
-class Judgement(StrEnum):
+class CriterionResult(StrEnum):
     """Result of the criterion for one reconstruction."""
 
     LEAK = "leak"
@@ -86,19 +86,19 @@ class Criterion:
         """Return the reason why the row of a finished attack has no usable result."""
         return Missing.RECONSTRUCTION if self.nearness(row) is None else Missing.COMPARISON
 
-    def judge(self, row: Row) -> Judgement:
+    def judge(self, row: Row) -> CriterionResult:
         """Return whether the reconstruction in a row of `attacks` is a leak, or the first condition that fails."""
         if self.leaks(row):
-            return Judgement.LEAK
+            return CriterionResult.LEAK
         if self.nearness(row) is None or not all(measured(row[name]) for name in self.needs):
-            return Judgement.NOT_COMPARED
+            return CriterionResult.NOT_COMPARED
         if row["above_baseline"] <= 0:
-            return Judgement.BELOW_BASELINE
+            return CriterionResult.BELOW_BASELINE
         if self.like_public(row):
-            return Judgement.PUBLIC_AS_CLOSE
+            return CriterionResult.PUBLIC_AS_CLOSE
         if row["identified"] != 1:
-            return Judgement.CLOSER_TO_ANOTHER
-        return Judgement.BELOW_THRESHOLD
+            return CriterionResult.CLOSER_TO_ANOTHER
+        return CriterionResult.BELOW_THRESHOLD
 
     def written(self, value: float) -> str:
         """Format a value of the leading metric with the metric's unit."""

@@ -8,7 +8,7 @@ from decimal import Context
 from math import floor, isfinite, log10
 
 from rayfed.evidence.guarantee_compat import mixed_guarantees
-from rayfed.evidence.settings import Estimate, Setting, of_attacks
+from rayfed.evidence.settings import MeanEstimate, Setting, of_attacks
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.metrics.measures import JUDGED, MEASURES, extreme_of
 from rayfed.privacy.printing import raised
@@ -35,7 +35,7 @@ SCALES = {"bytes": 1e-6}
 
 
 @dataclass(frozen=True)
-class Cell:
+class RoundedEstimate:
     """Rounded number of a table, in the unit of tables, with the ends of its interval."""
 
     value: float
@@ -67,27 +67,27 @@ class Cell:
         low, high = self.ends or (self.value, self.value)
         return abs((high - self.value) - (self.value - low)) <= 0.01 * self.half
 
-    def equals(self, other: Cell) -> bool:
+    def equals(self, other: RoundedEstimate) -> bool:
         """Return whether both values are equal to the number of decimals that both cells have."""
         decimals = min(self.decimals, other.decimals)
         return round(self.value, decimals) == round(other.value, decimals)
 
 
-def round_estimate(measure: str, estimate: Estimate) -> Cell:
+def round_estimate(measure: str, estimate: MeanEstimate) -> RoundedEstimate:
     """Return the number that tables show for an estimate, in their unit.
 
     Means with an interval are rounded to the second significant digit of the interval, others to the fourth of the
     mean.
     """
     if MEASURES[measure].proved:  # the weakest bound of the repeats, not a mean
-        return Cell(raised(estimate.mean), digits=3)
+        return RoundedEstimate(raised(estimate.mean), digits=3)
     if MEASURES[measure].unit == "dB" and estimate.mean >= PSNR_CEILING:
-        return Cell(PSNR_CEILING, at_ceiling=True)
+        return RoundedEstimate(PSNR_CEILING, at_ceiling=True)
     factor = SCALES.get(MEASURES[measure].unit, 1.0)
     if estimate.spread is None:
-        return Cell(estimate.mean * factor)
+        return RoundedEstimate(estimate.mean * factor)
     low, high = estimate.pair or estimate.spread
-    return Cell(estimate.mean * factor, ends=(low * factor, high * factor), pair=estimate.pair is not None)
+    return RoundedEstimate(estimate.mean * factor, ends=(low * factor, high * factor), pair=estimate.pair is not None)
 
 
 def _count_decimals(value: float, digits: int) -> int:
@@ -136,7 +136,7 @@ def _compared(measure: str, settings: Sequence[Setting]) -> list[dict[int, float
     return list(by_attack.values())
 
 
-def _comparable_value(measure: str, one: Setting) -> Estimate | None:
+def _comparable_value(measure: str, one: Setting) -> MeanEstimate | None:
     """Return the estimate of a measure if it is evidence in all repeats, of a useful model; otherwise None."""
     if one.useless or one.collapsed or one.partly_doubted(measure):
         return None

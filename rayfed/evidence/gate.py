@@ -15,7 +15,7 @@ from functools import cached_property
 from rayfed.evidence.arms import is_recorded, is_undefended
 from rayfed.evidence.bounds import Bound, BoundCriterion, LabelBoundCriterion, lacks_metric
 from rayfed.evidence.checks import (
-    Budget,
+    AttackBudget,
     Check,
     Count,
     Decision,
@@ -276,7 +276,7 @@ def _limits(case: Case) -> list[GateReason]:
     return reasons
 
 
-def _budget(case: Case) -> Budget | None:
+def _budget(case: Case) -> AttackBudget | None:
     """Return the iterations of each search with a result, and the time of all attacks; None if the time is unknown."""
     rows = [row for row in case.rows if row["status"] in ANSWERED]
     seconds = total_seconds(rows)
@@ -288,7 +288,7 @@ def _budget(case: Case) -> Budget | None:
             iterations.setdefault(label_of(row), []).append(row["iterations"])
     searches = tuple(SearchBudget(attack, min(counts), max(counts)) for attack, counts in iterations.items())
     only_closed_forms = all(row["attack"] in case.inputs.closed_forms for row in rows)
-    return Budget(searches, only_closed_forms, seconds)
+    return AttackBudget(searches, only_closed_forms, seconds)
 
 
 def wrong_replay_distance(inputs: GateInputs, arm: str) -> float | None:

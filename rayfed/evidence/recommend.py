@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from rayfed.errors import UserError, nearest
 from rayfed.evidence.guarantee_compat import list_kinds, mixed_guarantees
-from rayfed.evidence.settings import Estimate, Setting, Weakness, by_values, of_attacks, of_rebuilt
+from rayfed.evidence.settings import MeanEstimate, Setting, Weakness, by_values, of_attacks, of_rebuilt
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.measures import MEASURES, extreme_of, measure_of
 
@@ -27,7 +27,7 @@ _BOUND = re.compile(r"\s*(\w+)\s*(<=|>=)\s*(\S+)\s*")
 
 
 @dataclass(frozen=True)
-class Bound:
+class MeasureBound:
     """Upper or lower bound on a measure."""
 
     measure: str
@@ -43,7 +43,7 @@ class Bound:
         """Return the amount by which a value exceeds the bound; 0 or less if the bound is satisfied."""
         return value - self.limit if self.at_most else self.limit - value
 
-    def holds_for(self, estimate: Estimate) -> bool:
+    def holds_for(self, estimate: MeanEstimate) -> bool:
         """Return whether the whole 95 % interval of an estimate satisfies the bound."""
         end = estimate.high if self.at_most else estimate.low
         return end is not None and self.excess(end) <= 0
@@ -53,7 +53,7 @@ class Bound:
 class BoundCheck:
     """Result of checking one bound on one arm and set of swept values."""
 
-    bound: Bound
+    bound: MeasureBound
     setting: Setting | None
     """Setting with the attack that exceeds the bound most, or is closest to it; any setting if there was nothing to
     attack; None if the measure is unknown."""
@@ -64,13 +64,13 @@ class BoundCheck:
     satisfied, infinite if the measure is unknown."""
 
     @property
-    def estimate(self) -> Estimate | None:
+    def estimate(self) -> MeanEstimate | None:
         """Return the estimate that is compared with the bound."""
         return self.setting.evidence(self.bound.measure) if self.setting else None
 
 
 @dataclass(frozen=True)
-class Candidate:
+class ArmCandidate:
     """Candidate for a recommendation: one arm with one set of swept values, over all attacks."""
 
     settings: list[Setting]
@@ -116,22 +116,22 @@ class Refusal(NamedTuple):
 class Recommendation:
     """Recommended candidate under given bounds, with alternatives and excluded settings."""
 
-    bounds: list[Bound]
+    bounds: list[MeasureBound]
     costs: tuple[str, ...]
-    chosen: Candidate
+    chosen: ArmCandidate
     """Cheapest candidate that satisfies all bounds; if none does, the one with the smallest excess."""
     meeting: int
     """Number of settings that satisfy all bounds."""
     candidates: int
-    unattacked: list[Candidate]
+    unattacked: list[ArmCandidate]
     """Candidates that were not attacked; empty if no bound is on leakage."""
-    tied: list[Candidate]
+    tied: list[ArmCandidate]
     """Candidates that also satisfy all bounds and cost the same within their intervals."""
     refused: list[Refusal]
     """Settings that are never recommended."""
 
 
-def parse_bound(text: str) -> Bound:
+def parse_bound(text: str) -> MeasureBound:
     """Parse `MEASURE<=VALUE` or `MEASURE>=VALUE`. Raises `UserError` for anything else."""
     match = _BOUND.fullmatch(text)
     try:
@@ -141,7 +141,7 @@ def parse_bound(text: str) -> Bound:
     if match is None or not isfinite(limit):
         raise UserError(f"'{text}' is not a bound: write MEASURE<=VALUE or MEASURE>=VALUE, such as 'psnr<=12'")
     measure_of(match[1])
-    return Bound(match[1], limit, match[2] == "<=")
+    return MeasureBound(match[1], limit, match[2] == "<=")
 
 
 def check_cost(name: str) -> str:
@@ -158,14 +158,14 @@ def default_costs(settings: Sequence[Setting]) -> tuple[str, ...]:
     return SIMULATED if simulated else COSTS
 
 
-def bound_on_best(bound: Bound) -> Bound:
+def bound_on_best(bound: MeasureBound) -> MeasureBound:
     """Return the bound on the best reconstruction instead of the mean, if there is such a measure."""
     column = extreme_of(bound.measure) if bound.measure in METRICS else ""
-    return Bound(column, bound.limit, bound.at_most) if column in MEASURES else bound
+    return MeasureBound(column, bound.limit, bound.at_most) if column in MEASURES else bound
 
 
 def recommend(
-    settings: Sequence[Setting], bounds: Sequence[Bound], costs: tuple[str, ...] | None = None
+    settings: Sequence[Setting], bounds: Sequence[MeasureBound], costs: tuple[str, ...] | None = None
 ) -> Recommendation:
     """Return the cheapest candidate whose means satisfy all bounds, or the candidate with the smallest `miss`.
 
@@ -196,7 +196,7 @@ def recommend(
     )
 
 
-def _check_input(settings: Sequence[Setting], bounds: Sequence[Bound]) -> None:
+def _check_input(settings: Sequence[Setting], bounds: Sequence[MeasureBound]) -> None:
     """Raise `UserError` if the bounds cannot be checked on the settings."""
     if not bounds:
         raise UserError("no bound was given: add at least one, such as --max-psnr 12 --min-accuracy 0.97")
@@ -218,19 +218,19 @@ def _check_input(settings: Sequence[Setting], bounds: Sequence[Bound]) -> None:
 
 
 def _candidates(
-    settings: Sequence[Setting], groups: Sequence[list[Setting]], bounds: Sequence[Bound]
-) -> list[Candidate]:
+    settings: Sequence[Setting], groups: Sequence[list[Setting]], bounds: Sequence[MeasureBound]
+) -> list[ArmCandidate]:
     """Return a candidate for each group of settings with a useful model; a group differs only in the attack."""
     spans = [_span(settings, bound) for bound in bounds]
     found = []
     for group in groups:
         if not group[0].useless:
             checks = [_check(group, bound, span) for bound, span in zip(bounds, spans, strict=True)]
-            found.append(Candidate(group, checks))
+            found.append(ArmCandidate(group, checks))
     return found
 
 
-def _cheapest(candidates: Sequence[Candidate], costs: Sequence[str]) -> list[Candidate]:
+def _cheapest(candidates: Sequence[ArmCandidate], costs: Sequence[str]) -> list[ArmCandidate]:
     """Return the candidates with the smallest miss whose costs do not differ significantly, cheapest first."""
     miss = min(one.miss for one in candidates)
     cheapest = [one for one in candidates if one.miss == miss]
@@ -240,14 +240,14 @@ def _cheapest(candidates: Sequence[Candidate], costs: Sequence[str]) -> list[Can
     return sorted(cheapest, key=lambda one: [sum(one.cost(name)) for name in costs])
 
 
-def _unattacked(candidates: Sequence[Candidate], bounds: Sequence[Bound]) -> list[Candidate]:
+def _unattacked(candidates: Sequence[ArmCandidate], bounds: Sequence[MeasureBound]) -> list[ArmCandidate]:
     """Return the candidates that were not attacked, if any bound is on an attack's result."""
     if not any(bound.on_attacks for bound in bounds):
         return []
     return [one for one in candidates if one.settings[0].attack is None]
 
 
-def _refusal(one: Candidate, bounds: Sequence[Bound], chosen: bool) -> Refusal:
+def _refusal(one: ArmCandidate, bounds: Sequence[MeasureBound], chosen: bool) -> Refusal:
     """Return why low leakage is no evidence for a candidate.
 
     For the chosen candidate, inconclusive verdicts in some repeats do not count: remarks on it list them.
@@ -268,13 +268,13 @@ def _refusal(one: Candidate, bounds: Sequence[Bound], chosen: bool) -> Refusal:
     return Refusal(setting, tuple(weaknesses), idle)
 
 
-def _span(settings: Sequence[Setting], bound: Bound) -> float:
+def _span(settings: Sequence[Setting], bound: MeasureBound) -> float:
     """Return the range of a bounded measure over all settings and the bound."""
     values = [one.measures[bound.measure].mean for one in settings if bound.measure in one.measures]
     return max(*values, bound.limit) - min(*values, bound.limit)
 
 
-def _check(group: Sequence[Setting], bound: Bound, span: float) -> BoundCheck:
+def _check(group: Sequence[Setting], bound: MeasureBound, span: float) -> BoundCheck:
     """Return the result of checking a bound on a group of settings that differ only in the attack."""
     known = [one for one in group if one.evidence(bound.measure)]
     if not known and of_rebuilt(bound.measure) and group[0].hidden:

@@ -47,7 +47,7 @@ def of_attacks(measure: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class MeanEstimate:
     """Estimate of one value: mean with interval."""
 
     mean: float
@@ -62,7 +62,7 @@ class Estimate:
     pair: tuple[float, float] | None = None
     """Both values, sorted, if there are two. Decisions use their interval; tables show the two values instead."""
 
-    def within(self, measure: str) -> Estimate:
+    def within(self, measure: str) -> MeanEstimate:
         """Return the estimate with the interval clipped to the possible values of a measure."""
         if self.low is None or self.high is None:
             return self
@@ -93,7 +93,7 @@ class Setting:
     attack: str | None
     fields: dict[str, Any]
     """Values of swept fields, without fields of other arms."""
-    measures: dict[str, Estimate]
+    measures: dict[str, MeanEstimate]
     """Estimates by name in `rayfed.metrics.measures.MEASURES`; measures without a value are missing."""
     rows: list[Row]
     """Outcomes of the repeats."""
@@ -185,7 +185,7 @@ class Setting:
         """Return whether a low value of a measure is no evidence of protection in some repeats."""
         return of_rebuilt(measure) and self.inconclusive > 0
 
-    def evidence(self, measure: str) -> Estimate | None:
+    def evidence(self, measure: str) -> MeanEstimate | None:
         """Return the estimate of a measure; None if the estimate is unknown or no evidence of protection."""
         return None if self.doubted(measure) else self.measures.get(measure)
 
@@ -244,7 +244,7 @@ def _setting(group: list[Row], fields: Sequence[str], source: str) -> Setting:
     return Setting(source, first["arm"], first["attack"], values, measures, group)
 
 
-def _over_repeats(name: str, group: Sequence[Row]) -> Estimate | None:
+def _over_repeats(name: str, group: Sequence[Row]) -> MeanEstimate | None:
     """Return an estimate over repeats; for a proved bound, the weakest bound.
 
     A single training time has the interval over its rounds.
@@ -254,7 +254,7 @@ def _over_repeats(name: str, group: Sequence[Row]) -> Estimate | None:
         bounds = [float(value) for value in values if value is not None and isfinite(value)]
         if len(bounds) < len(values):
             return None
-        return Estimate(max(bounds), max(bounds), max(bounds), len(bounds))
+        return MeanEstimate(max(bounds), max(bounds), max(bounds), len(bounds))
     found = estimate(values)
     if found is None:
         return None
@@ -264,18 +264,18 @@ def _over_repeats(name: str, group: Sequence[Row]) -> Estimate | None:
     return found.within(name)
 
 
-def estimate(values: Sequence[float | None]) -> Estimate | None:
+def estimate(values: Sequence[float | None]) -> MeanEstimate | None:
     """Return the mean of the finite values with an interval; None without finite values."""
     known = [float(v) for v in values if v is not None and isfinite(v)]
     if not known:
         return None
     mean = fmean(known)
     if len(known) == 1:
-        return Estimate(mean, None, None, 1)
+        return MeanEstimate(mean, None, None, 1)
     from scipy.stats import t  # slow import (about 1 s)
 
     half = float(t.ppf((1 + CONFIDENCE) / 2, len(known) - 1)) * stdev(known) / sqrt(len(known))
-    return Estimate(mean, mean - half, mean + half, len(known), pair=pair_of(known))
+    return MeanEstimate(mean, mean - half, mean + half, len(known), pair=pair_of(known))
 
 
 def pair_of(values: Sequence[float]) -> tuple[float, float] | None:

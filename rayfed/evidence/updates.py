@@ -17,7 +17,7 @@ from rayfed.metrics.known import METRICS
 from rayfed.store.schemas import INAPPLICABLE, UNPLAYED
 
 
-class UpdateKey(NamedTuple):
+class AttackedUpdate(NamedTuple):
     """Attacked update, equal in both results."""
 
     round: int
@@ -65,11 +65,11 @@ def measure_updates(inputs: GateInputs, metrics: Sequence[str], arms: Sequence[s
     the run's own criterion.
     """
     specs = attack_specs(inputs.scenario)
-    results: dict[tuple[str, UpdateKey], _UpdateResult] = {}
+    results: dict[tuple[str, AttackedUpdate], _UpdateResult] = {}
     for row in inputs.attacks:
         if row["arm"] not in arms:
             continue
-        key = row["arm"], UpdateKey(row["round"], row["batch_size"], row["victim"])
+        key = row["arm"], AttackedUpdate(row["round"], row["batch_size"], row["victim"])
         result = results.setdefault(key, _UpdateResult())
         if _has_result(row, metrics, inputs):
             allowed = specs.get(row["attack"], {}).get("iterations")
@@ -90,7 +90,7 @@ def _has_result(row: Row, metrics: Sequence[str], inputs: GateInputs) -> bool:
     return not any(lacks_metric(row, METRICS[name]) for name in metrics)
 
 
-def _update(arm: str, key: UpdateKey, result: _UpdateResult) -> dict[str, Any]:
+def _update(arm: str, key: AttackedUpdate, result: _UpdateResult) -> dict[str, Any]:
     """Return the results on an update, as in the gate's JSON document."""
     return {
         "arm": arm,

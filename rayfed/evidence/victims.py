@@ -14,7 +14,7 @@ from typing import Any
 from rayfed.evidence.attack_results import summarise_inferences, summarise_leakage
 from rayfed.evidence.attack_status import has_failed
 from rayfed.evidence.rows import Row, group_rows
-from rayfed.evidence.settings import CONFIDENCE, Estimate, Setting, pair_of
+from rayfed.evidence.settings import CONFIDENCE, MeanEstimate, Setting, pair_of
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.measures import JUDGED, MEASURES
 from rayfed.metrics.roc import share
@@ -111,7 +111,7 @@ def estimate_over_victims(
     return estimated
 
 
-def _interval(name: str, mean: float, victims: Sequence[tuple[float, int]]) -> Estimate:
+def _interval(name: str, mean: float, victims: Sequence[tuple[float, int]]) -> MeanEstimate:
     """Return a mean with its 95 % interval over victims, given (mean, number of values) of each.
 
     The interval is exact for hits and misses (Clopper-Pearson). Otherwise it is Student's t of the ratio estimator, as
@@ -122,11 +122,11 @@ def _interval(name: str, mean: float, victims: Sequence[tuple[float, int]]) -> E
     hits_or_misses = all(count == 1 and value in (0, 1) for value, count in victims)
     if MEASURES[name].share and name in METRICS and hits_or_misses:
         exact = share(sum(value == 1 for value, _ in victims), n)
-        return Estimate(mean, exact.low, exact.high, n, "victims")
+        return MeanEstimate(mean, exact.low, exact.high, n, "victims")
     size = sum(count for _, count in victims) / n
     squares = sum((count / size * (value - mean)) ** 2 for value, count in victims)
     from scipy.stats import t  # slow import (about 1 s)
 
     half = float(t.ppf((1 + CONFIDENCE) / 2, n - 1)) * sqrt(squares / (n - 1) / n)
     pair = pair_of([value for value, _ in victims])
-    return Estimate(mean, mean - half, mean + half, n, "victims", pair=pair).within(name)
+    return MeanEstimate(mean, mean - half, mean + half, n, "victims", pair=pair).within(name)

@@ -9,7 +9,7 @@ from rayfed.privacy.accountant import Release
 
 
 @dataclass(frozen=True)
-class Work:
+class ClientWork:
     """One client's participation in a run: rounds, samples and steps."""
 
     samples: int
@@ -22,10 +22,10 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Setting:
+class PrivacySetting:
     """Properties of a run on which the privacy guarantees of its defences depend."""
 
-    clients: tuple[Work, ...]
+    clients: tuple[ClientWork, ...]
     clients_per_round: int
     """Number of clients per round; the expected number under Poisson sampling."""
     rounds: int
@@ -43,7 +43,7 @@ class Setting:
     """Whether secure aggregation limits the server to sums of updates."""
 
     @property
-    def works(self) -> tuple[Work, ...]:
+    def works(self) -> tuple[ClientWork, ...]:
         """Return the distinct participations of clients in the run, without duplicates."""
         return tuple(dict.fromkeys(self.clients))
 

@@ -22,10 +22,10 @@ from pydantic import Field, model_validator
 
 from rayfed.crypto.encryptor import beyond, in_steps
 from rayfed.crypto.keys import derive
-from rayfed.crypto.layout import Layout, flat, single
-from rayfed.crypto.masking import Participant, Setting, Transcript, expand
+from rayfed.crypto.layout import UpdateLayout, flat, single
+from rayfed.crypto.masking import MaskingSetting, Participant, Transcript, expand
 from rayfed.crypto.packing import FixedPoint
-from rayfed.crypto.session import Advertise, Agree, Confirm, MaskingSession, Peers, Reveal, Share
+from rayfed.crypto.session import Advertise, Agree, Confirm, MaskingSession, Peers, Reveal, ShareSecrets
 from rayfed.errors import ProtectionError, UserError
 from rayfed.protections.base import Clipping
 from rayfed.protections.channel import ClientRound, Opened, SecureChannel
@@ -229,13 +229,13 @@ class MaskedChannel(SecureChannel[Masked, Masked]):
         """Return the number of an update's values that exceed the protection's clip bounds."""
         return beyond(update, self.protection.clip, self.protection.clip_buffers)
 
-    def answer(self, payload: Advertise | Share | Agree | Confirm | Reveal, client: int, round: int) -> Any:
+    def answer(self, payload: Advertise | ShareSecrets | Agree | Confirm | Reveal, client: int, round: int) -> Any:
         """Return a client's reply in phases 0 to 4; None if the client is not asked or has dropped out."""
         itself = self._participant(client, round)
         match payload:
             case Advertise() if self._stays(client, "advertise"):
                 return itself.advertise()
-            case Share(directory) if client in directory and self._stays(client, "share"):
+            case ShareSecrets(directory) if client in directory and self._stays(client, "share"):
                 return itself.share(directory)
             case Agree(directory, shared) if client in shared and self._stays(client, "mask"):
                 return itself.agree(directory, shared, self._hosted.digest)
@@ -266,7 +266,7 @@ class MaskedChannel(SecureChannel[Masked, Masked]):
         """Return the unmasked sums of updates and of buffers, and the sum of the weights."""
         assert session.masked is not None
         assert session.opened is not None
-        p, layout = self.protection, Layout(session.masked.tensors, session.masked.buffers)
+        p, layout = self.protection, UpdateLayout(session.masked.tensors, session.masked.buffers)
         values = p.code.decode(session.opened[:-1], layout.bounds(p.clip, p.clip_buffers))
         tensors, buffers = (single(part) for part in layout.named(values))
         return tensors, buffers, int(session.opened[-1])
@@ -280,7 +280,7 @@ class MaskedChannel(SecureChannel[Masked, Masked]):
     def _participant(self, client: int, round: int) -> Participant:
         hosted, p = self._hosted, self.protection
         drawn = len(hosted.leaving)
-        setting = Setting(derive(hosted.secret, "run"), round, p.needed(drawn), p.neighbours or drawn)
+        setting = MaskingSetting(derive(hosted.secret, "run"), round, p.needed(drawn), p.neighbours or drawn)
         return Participant(
             client, derive(hosted.secret, client, round), setting, hosted.transcripts.setdefault(client, {})
         )
@@ -290,11 +290,11 @@ class MaskedChannel(SecureChannel[Masked, Masked]):
 
     def _vector(self, update: Update, weight: int) -> np.ndarray:
         """Return the weighted update in whole steps, with its weight, (D + 1,) uint64."""
-        p, layout = self.protection, Layout.of(update)
+        p, layout = self.protection, UpdateLayout.of(update)
         values = p.code.encode(flat(update), layout.bounds(p.clip, p.clip_buffers))
         return np.append(weight * values, weight).view(np.uint64)
 
 
 def _masked(update: Update, clients: tuple[int, ...], vector: np.ndarray) -> Masked:
-    layout = Layout.of(update)
+    layout = UpdateLayout.of(update)
     return Masked(update.round, clients, layout.tensors, layout.buffers, vector)

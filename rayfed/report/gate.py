@@ -43,7 +43,7 @@ class GateVerdict(StrEnum):
 
 
 @dataclass(frozen=True)
-class Gated:
+class GatedRun:
     """Run whose attacks a gate (pass or fail against bounds) checks."""
 
     folder: RunFolder
@@ -78,7 +78,7 @@ class Gated:
 class Ruling:
     """Result of a gate over one or several runs."""
 
-    runs: Sequence[Gated]
+    runs: Sequence[GatedRun]
     bounds: Sequence[Bound]
     allow_unmeasured: bool = False
     baseline: Mapping[str, Any] | None = None

@@ -22,7 +22,7 @@ STUDY = "rayfed"
 
 
 @dataclass(frozen=True)
-class Tried:
+class TriedSetting:
     """Finished setting of a sweep, with the measured objectives."""
 
     arm: str
@@ -40,7 +40,7 @@ class Search:
     setting: Callable[[optuna.Trial], dict[str, Any]]
 
 
-def search(scenario: Scenario, tried: Mapping[int, Tried], begun: int) -> Search:
+def search(scenario: Scenario, tried: Mapping[int, TriedSetting], begun: int) -> Search:
     """Return an Optuna search that continues from the settings `tried` (index -> setting with its objectives).
 
     New settings are numbered from `begun`. Earlier settings without a result count as failed.
@@ -88,7 +88,7 @@ def _distribution(values: list[Any] | Range) -> BaseDistribution:
     return FloatDistribution(values.low, values.high, log=log)
 
 
-def _known(scenario: Scenario, tried: Tried) -> FrozenTrial:
+def _known(scenario: Scenario, tried: TriedSetting) -> FrozenTrial:
     fields = fields_of(scenario, tried.arm)
     params = {
         _name(path): _index(values, tried.values[path]) if isinstance(values, list) else tried.values[path]

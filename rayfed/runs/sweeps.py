@@ -26,7 +26,7 @@ from rayfed.store.folder import RunFolder
 from rayfed.store.lease import holding
 
 if TYPE_CHECKING:
-    from rayfed.runs.sweep_search import Search, Tried
+    from rayfed.runs.sweep_search import Search, TriedSetting
 
 BEGUN = "begun.json"
 """File with the fields of the scenario, at the start of the sweep, that determine results."""
@@ -254,9 +254,9 @@ def _arms_by_name(scenario: Scenario) -> dict[str, str]:
     return {name: arm for name, (arm, _) in name_pairs(scenario.written_arms, scenario.opponents)}
 
 
-def _tried(scenario: Scenario, rows: Sequence[dict[str, Any]]) -> dict[int, Tried]:
+def _tried(scenario: Scenario, rows: Sequence[dict[str, Any]]) -> dict[int, TriedSetting]:
     """Return the results for Optuna: index of a setting -> values and objectives, if all repeats finished."""
-    from rayfed.runs.sweep_search import Tried
+    from rayfed.runs.sweep_search import TriedSetting
 
     objectives, arms = swept(scenario).objectives, _arms_by_name(scenario)
     settings: dict[int, dict[str, list[dict[str, Any]]]] = {}
@@ -269,5 +269,5 @@ def _tried(scenario: Scenario, rows: Sequence[dict[str, Any]]) -> dict[int, Trie
         if len(judged) == len(objectives) and all(row["status"] == "finished" for row in every):
             arm = arms.get(every[0]["arm"], every[0]["arm"])
             values = {path: every[0].get(path) for path in fields_of(scenario, arm)}
-            found[index] = Tried(arm, values, [judged[name] for name in objectives])
+            found[index] = TriedSetting(arm, values, [judged[name] for name in objectives])
     return found

@@ -32,11 +32,11 @@ def find_inputs(document: dict[str, Any], folders: Sequence[Path], note: Note = 
     Each path is in the first of `folders` that contains the file, or in the first folder if none does. `note` is called
     for files that are not in the first folder. Raises `UserError` for a module hidden by another one of the same name.
     """
-    Inputs(folders, note).find(document)
+    InputFolders(folders, note).find(document)
 
 
 @dataclass(frozen=True)
-class Inputs:
+class InputFolders:
     """Folders in which the files of a scenario are searched, in order."""
 
     folders: Sequence[Path]

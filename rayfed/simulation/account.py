@@ -16,7 +16,7 @@ from rayfed.errors import UserError
 from rayfed.models.build import moves_buffers
 from rayfed.privacy.accountant import CONVERSIONS, Guarantee, guarantee
 from rayfed.privacy.printing import at_least, at_most
-from rayfed.privacy.spending import Setting, Spending, Work
+from rayfed.privacy.spending import ClientWork, PrivacySetting, Spending
 from rayfed.privacy.tradeoff import PRIORS, TradeOff
 from rayfed.protections.base import Protection
 from rayfed.samples import SampleSpec
@@ -49,7 +49,7 @@ class Account:
         """Return the name of the arm that the account belongs to."""
         return self.arm.spec.name
 
-    def setting(self, rounds: int) -> Setting:
+    def setting(self, rounds: int) -> PrivacySetting:
         """Return the accountants' setting (clients, sampling, local steps) for the first `rounds` rounds."""
         s, training = self.scenario, self.arm.spec.training
         drawn = np.zeros_like(self.samples)
@@ -60,8 +60,8 @@ class Account:
         trained = {name: p.numel() for name, p in self.arm.model.named_parameters() if p.requires_grad}
         for n, times in alike.T.tolist():
             local = local_training(n, training)
-            works.append(Work(n, local.batch_size or n, local.steps, times))
-        return Setting(
+            works.append(ClientWork(n, local.batch_size or n, local.steps, times))
+        return PrivacySetting(
             clients=tuple(works[i] for i in which.reshape(-1)),
             clients_per_round=s.clients_per_round,
             rounds=rounds,
@@ -166,7 +166,7 @@ class Account:
         setting, used = self.setting(trained), self.scenario.privacy.accountant
         if attack.observes == "gradient":
             one = replace(
-                setting, clients=(Work(attack.batch_size, attack.batch_size, 1, 1),), sample_sampling="shuffle"
+                setting, clients=(ClientWork(attack.batch_size, attack.batch_size, 1, 1),), sample_sampling="shuffle"
             )
             answer, spent = defence.spends(one), defence.spends(setting)
             if answer is None or spent is None:

@@ -28,7 +28,7 @@ _MODEL = ("weights", "buffers", "state", "memory")
 
 
 @dataclass(frozen=True)
-class Kept:
+class ArmServerState:
     """State of an arm at the start of a round that stays with the server and is not sent to clients."""
 
     state: dict[str, Named]
@@ -74,11 +74,13 @@ class Server:
         """Set the clients' locked key pair, which the server sends to the arm's clients from now on."""
         self._keys[arm] = keys
 
-    def sent(self, arm: str, round: int) -> tuple[Sent, Kept]:
+    def sent(self, arm: str, round: int) -> tuple[Sent, ArmServerState]:
         """Return the message that the clients of a round receive, and the state that stays with the server."""
         model, session = self._models[arm], self._sessions.get(arm)
         known = session.broadcast() if session else None
-        return Sent(round, model.weights, model.buffers, self._keys[arm], known), Kept(model.state, model.memory)
+        return Sent(round, model.weights, model.buffers, self._keys[arm], known), ArmServerState(
+            model.state, model.memory
+        )
 
     def begin_round(self, arm: str, round: int, clients: Sequence[int]) -> bool:
         """Begin a round of an interactive rule, and return whether the rule queries clients before training."""
@@ -128,7 +130,7 @@ class Server:
         """Pass the clients' replies to the last question on to the aggregation rule."""
         self._sessions[arm] = self._sessions[arm].receive(dict(zip(clients, answers, strict=True)))
 
-    def finish(self, arm: str, round: int, key: bytes, secure: bool) -> tuple[Sent, Kept]:
+    def finish(self, arm: str, round: int, key: bytes, secure: bool) -> tuple[Sent, ArmServerState]:
         """Update the global model with the round's aggregate, and return the values of `sent` for the next round.
 
         The values include the aggregation rule's rows. `key` and `secure` determine the server's noise in the round.

@@ -15,7 +15,7 @@ OF_RULES = ("weights", "scores", "secure_sums")
 """Tables to which an aggregation rule may add its own rows (`rayfed.aggregation.base`)."""
 
 
-class Scored(NamedTuple):
+class VictimRows(NamedTuple):
     """Table rows with the scores of one victim of an attack, without the columns that identify the attack call."""
 
     rows: Rows

@@ -290,7 +290,7 @@ def test_the_candidates_of_an_update_are_the_same_in_every_round() -> None:
 
 
 def test_inferences_pass_through_the_workers_into_their_own_table() -> None:
-    from rayfed.simulation.executors.attacker import Attacker
+    from rayfed.simulation.executors.attacker import AttackWorker
     from rayfed.simulation.executors.worker import ClientWorker
     from rayfed.simulation.rounds.attacks import AttackCall, note_attack
     from rayfed.simulation.tables import RoundTables
@@ -304,7 +304,7 @@ def test_inferences_pass_through_the_workers_into_their_own_table() -> None:
     )
     inputs = prepare(scenario)
     client = ClientWorker(scenario, inputs.data, inputs.parts, torch.device("cpu"))
-    attacker = Attacker(inputs.data.sample, 10, torch.device("cpu"))
+    attacker = AttackWorker(inputs.data.sample, 10, torch.device("cpu"))
     net = client.arm("none").model
     sent, tables = Sent(0, weights_of(net), buffers_of(net)), RoundTables()
     for attack in scenario.attacks:

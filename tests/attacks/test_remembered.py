@@ -30,7 +30,7 @@ from rayfed.samples import Pixels
 from rayfed.scenario import parse, resolve
 from rayfed.simulation.client.server_message import Sent
 from rayfed.simulation.client.visit import ObservationRequest
-from rayfed.simulation.executors.attacker import Attacker
+from rayfed.simulation.executors.attacker import AttackWorker
 from rayfed.simulation.executors.local import TimeLimit, TimeLimitExceeded
 from rayfed.simulation.executors.worker import ClientWorker
 from rayfed.simulation.inputs import prepare
@@ -99,7 +99,7 @@ def test_an_attacker_keeps_them_from_call_to_call_and_over_arms(made: list[Obser
     scenario = parse(text, "here")
     inputs, [attack] = prepare(scenario), scenario.attacks
     client = ClientWorker(scenario, inputs.data, inputs.parts, torch.device("cpu"))
-    attacker = Attacker(inputs.data.sample, 10, torch.device("cpu"))
+    attacker = AttackWorker(inputs.data.sample, 10, torch.device("cpu"))
     for account in inputs.accounts:
         sent = Sent(0, account.arm.weights, account.arm.buffers)
         for _ in range(2):
@@ -211,7 +211,7 @@ def test_arms_that_differ_by_their_name_alone_share_what_is_known_and_others_do_
       wide: {model: {hidden: [8]}}
     """
     arms = {name: arm.to_attackers() for name, arm in resolve(parse(text, "here")).items()}
-    attacker = Attacker(Pixels(1, 8, 8), 10, torch.device("cpu"))
+    attacker = AttackWorker(Pixels(1, 8, 8), 10, torch.device("cpu"))
     none, gaussian, wide = (attacker._memory(arms[name]) for name in ("none", "gaussian", "wide"))
     assert none is gaussian is not wide
 

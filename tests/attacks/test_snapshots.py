@@ -120,7 +120,7 @@ def test_a_closed_form_has_no_strip() -> None:
 
 def test_the_first_victims_strip_stands_beside_its_true_images() -> None:
     """Rows of the table, matched as the reconstruction is in the end."""
-    from rayfed.simulation.executors.attacker import Attacker
+    from rayfed.simulation.executors.attacker import AttackWorker
     from rayfed.simulation.executors.worker import ClientWorker
     from rayfed.simulation.rounds.attacks import AttackCall, note_attack
     from rayfed.simulation.tables import RoundTables
@@ -135,7 +135,7 @@ def test_the_first_victims_strip_stands_beside_its_true_images() -> None:
     net = client.arm("none").model
     sent = Sent(0, weights_of(net), buffers_of(net))
     _, seen, truths = client.observe(sent, ObservationRequest("none", [2, 3], attack))
-    attacker = Attacker(inputs.data.sample, 10, cpu)
+    attacker = AttackWorker(inputs.data.sample, 10, cpu)
     bare, found = attacker.attack(attack, client.specs["none"], seen, [b"0", b"1"])
     assert all(guess.snapshots == () for guess in bare)  # the driver holds no images
 

@@ -273,7 +273,7 @@ def audited(
 ) -> RunFolder:
     """Audit in this process, until the clock moves or with so many evaluations, and return the run's folder."""
     clock = clock or Clock()
-    budget = engine.Budget(Deadline(100.0, clock), evaluations)
+    budget = engine.AuditBudget(Deadline(100.0, clock), evaluations)
     [found] = engine.audit(planned, budget, local, lambda: nullcontext(clock), out=str(out), **more)
     return found.folder
 
@@ -381,7 +381,7 @@ def test_no_result_of_an_earlier_pass_is_lost(tmp_path: Path) -> None:
 def test_a_closed_form_that_takes_a_tenth_of_the_time_is_cut_off_and_not_run_again(tmp_path: Path) -> None:
     planned = small(methods=[Method(f"{__name__}:Endless"), Method("columns")], batches=[1, 2])
     began = monotonic()
-    budget = engine.Budget(Deadline(began + 9.0), None)
+    budget = engine.AuditBudget(Deadline(began + 9.0), None)
     [found] = engine.audit(planned, budget, local, lambda: nullcontext(AuditProgress()), out=str(tmp_path))
     rows = rows_of(found.folder)
     assert {row["status"] for row in rows if row["family"] != "columns"} == {UNPLAYED}
@@ -391,7 +391,7 @@ def test_a_closed_form_that_takes_a_tenth_of_the_time_is_cut_off_and_not_run_aga
 def test_what_never_applies_is_run_without_a_defence_only(tmp_path: Path) -> None:
     planned = small(methods=[Method(f"{__name__}:Inherent")], batches=[1, 2])
     [found] = engine.audit(
-        planned, engine.Budget(Deadline(0.0), 1), local, lambda: nullcontext(Clock()), out=str(tmp_path)
+        planned, engine.AuditBudget(Deadline(0.0), 1), local, lambda: nullcontext(Clock()), out=str(tmp_path)
     )
     assert not found.applies
     rows = rows_of(found.folder)

@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch import nn
 
-from rayfed.crypto.inference import Client, Server
+from rayfed.crypto.inference import CryptonetClient, CryptonetServer
 from rayfed.errors import UserError
 from rayfed.models.build import build_model
 from rayfed.registry import build
 
 
 @pytest.fixture(scope="module")
-def client() -> Client:
-    return Client.fresh()
+def client() -> CryptonetClient:
+    return CryptonetClient.fresh()
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +26,9 @@ def model() -> nn.Sequential:
 
 
 @pytest.mark.engine
-def test_the_logits_are_those_of_the_plain_network(client: Client, model: nn.Sequential) -> None:
+def test_the_logits_are_those_of_the_plain_network(client: CryptonetClient, model: nn.Sequential) -> None:
     data = build("datasets", "digits", {"size": 16}).load()
-    server = Server.of(client.public(), model)
+    server = CryptonetServer.of(client.public(), model)
     for image in torch.from_numpy(data.test_images[:3]).float() / 255:
         sealed, windows = client.encrypt(image, model.conv1)  # type: ignore[arg-type]
         logits = client.decrypt(server.classify(sealed, windows))
@@ -37,19 +37,19 @@ def test_the_logits_are_those_of_the_plain_network(client: Client, model: nn.Seq
 
 
 @pytest.mark.engine
-def test_the_server_cannot_decrypt(client: Client, model: nn.Sequential) -> None:
-    server = Server.of(client.public(), model)
+def test_the_server_cannot_decrypt(client: CryptonetClient, model: nn.Sequential) -> None:
+    server = CryptonetServer.of(client.public(), model)
     assert not server.context.has_secret_key()
     sealed, windows = client.encrypt(torch.zeros(1, 16, 16), model.conv1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="secret"):
-        Client(server.context).decrypt(server.classify(sealed, windows))
+        CryptonetClient(server.context).decrypt(server.classify(sealed, windows))
 
 
 @pytest.mark.engine
-def test_a_network_that_normalises_is_refused(client: Client) -> None:
+def test_a_network_that_normalises_is_refused(client: CryptonetClient) -> None:
     net = build_model("cryptonet", {}, (1, 16, 16), 10, seed=0, normalise=([0.5], [0.5]))
     with pytest.raises(UserError, match="without `normalise`"):
-        Server.of(client.public(), net)  # type: ignore[arg-type]
+        CryptonetServer.of(client.public(), net)  # type: ignore[arg-type]
 
 
 def test_other_images_are_refused() -> None:

@@ -13,14 +13,23 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from rayfed.crypto import masking, shamir
 from rayfed.crypto.keys import Stream, derive
-from rayfed.crypto.masking import Advertised, KeyList, Participant, Revealed, Setting, expand, neighbours, unmasked
+from rayfed.crypto.masking import (
+    Advertised,
+    KeyList,
+    MaskingSetting,
+    Participant,
+    Revealed,
+    expand,
+    neighbours,
+    unmasked,
+)
 from rayfed.errors import ProtectionError
 
 SIZE, MODEL = 50, b"digest of a model"
 
 
 def participants(count: int, threshold: int, degree: int = 8) -> dict[int, Participant]:
-    setting = Setting(b"run", 0, threshold, degree)
+    setting = MaskingSetting(b"run", 0, threshold, degree)
     return {c: Participant(c, derive(b"root", c), setting, {}) for c in range(count)}
 
 
@@ -92,7 +101,7 @@ def test_a_masked_vector_looks_like_noise_and_so_does_a_sum_that_lacks_one() -> 
 
 
 def test_each_round_of_the_protocol_masks_afresh() -> None:
-    setting = Setting(b"run", 0, 2, 8)
+    setting = MaskingSetting(b"run", 0, 2, 8)
     one, other = (Participant(0, derive(b"root", 0, round), setting, {}).advertise() for round in (0, 1))
     assert one != other
 

@@ -21,7 +21,7 @@ from PIL import Image
 from torchvision import datasets
 
 from rayfed import registry
-from rayfed.data.base import Dataset, Split, hold_out_fifth, stratified
+from rayfed.data.base import Dataset, StoredSplit, hold_out_fifth, stratified
 from rayfed.data.images import Encoded, decode, resize
 from rayfed.data.sets import TABLE
 from rayfed.data.sets.digits import Digits
@@ -618,7 +618,7 @@ def test_a_broken_image_folder_is_named(tmp_path):
 
 
 def test_a_held_out_fifth_exists_even_with_one_image_a_class():
-    split = Split(random_images(10, 1, 2, 2), np.arange(10))
+    split = StoredSplit(random_images(10, 1, 2, 2), np.arange(10))
     train, test = hold_out_fifth(split, "here")
     assert (len(train.labels), len(test.labels)) == (8, 2)
     assert sorted([*train.labels, *test.labels]) == list(range(10))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rayfed.cli.tables import Tabulated, table
+from rayfed.cli.tables import TerminalTable, table
 from rayfed.errors import UserError
 from rayfed.evidence.compare import Comparison, Unpaired, changed_attacks, compare
 from rayfed.report.text.compare import value_text
@@ -108,7 +108,7 @@ def test_the_command_mixes_runs_and_sweeps(tmp_path: Path) -> None:
     assert code == 0, output
 
 
-def printed(table: Tabulated, width: int) -> list[str]:
+def printed(table: TerminalTable, width: int) -> list[str]:
     page = Console(file=StringIO(), width=width, emoji=False, highlight=False)
     page.print(table)
     return page.file.getvalue().splitlines()  # type: ignore[attr-defined]

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from rayfed.evidence.figures import Cell, round_estimate
-from rayfed.evidence.settings import Estimate
+from rayfed.evidence.figures import RoundedEstimate, round_estimate
+from rayfed.evidence.settings import MeanEstimate
 from rayfed.report.text.figures import cell_text, number_text
 
 VALUES = st.floats(1e-9, 1e12) | st.integers(-100_000, 100_000).map(float)
 
 
-def alone(mean: float) -> Estimate:
-    return Estimate(mean, None, None, 1)
+def alone(mean: float) -> MeanEstimate:
+    return MeanEstimate(mean, None, None, 1)
 
 
 @pytest.mark.parametrize(
@@ -30,13 +30,13 @@ def alone(mean: float) -> Estimate:
         ("epsilon", alone(9.23496), 9.24, 2, "9.24"),
         ("epsilon", alone(1230.5), 1240.0, -1, "1.24e+03"),
         ("bytes_up", alone(1.5e6), 1.5, 1, "1.5"),
-        ("psnr", Estimate(18.3, 14.6, 22.0, 6), 18.3, 1, "18.3 ± 3.7"),
-        ("test_accuracy", Estimate(0.17, 0.0, 0.64, 6, cut=True), 0.17, 2, "0.17 (0.00 to 0.64)"),
-        ("psnr", Estimate(47.8, -100.0, 200.0, 2, pair=(33.4, 62.2)), 47.8, 0, "48 (33, 62)"),
+        ("psnr", MeanEstimate(18.3, 14.6, 22.0, 6), 18.3, 1, "18.3 ± 3.7"),
+        ("test_accuracy", MeanEstimate(0.17, 0.0, 0.64, 6, cut=True), 0.17, 2, "0.17 (0.00 to 0.64)"),
+        ("psnr", MeanEstimate(47.8, -100.0, 200.0, 2, pair=(33.4, 62.2)), 47.8, 0, "48 (33, 62)"),
     ],
 )
 def test_a_cell_has_its_value_and_decimals_before_its_text(
-    measure: str, estimate: Estimate, value: float, decimals: int, text: str
+    measure: str, estimate: MeanEstimate, value: float, decimals: int, text: str
 ) -> None:
     found = round_estimate(measure, estimate)
     assert (found.value, found.decimals) == (pytest.approx(value), decimals)
@@ -45,17 +45,17 @@ def test_a_cell_has_its_value_and_decimals_before_its_text(
 
 @given(VALUES, st.integers(1, 6))
 def test_the_decimals_of_a_cell_are_those_of_its_text(value: float, digits: int) -> None:
-    found = Cell(value, digits)
+    found = RoundedEstimate(value, digits)
     assert found.decimals == -int(Decimal(number_text(found)).as_tuple().exponent)
 
 
 @given(VALUES, st.floats(1e-6, 1e6), st.booleans())
 def test_the_decimals_of_a_cell_with_ends_are_those_of_its_text(value: float, half: float, pair: bool) -> None:
     assume(half > 10 * ulp(value))
-    found = Cell(value, ends=(value - half, value + half), pair=pair)
+    found = RoundedEstimate(value, ends=(value - half, value + half), pair=pair)
     assert found.decimals == -int(Decimal(number_text(found).split()[0]).as_tuple().exponent)
 
 
 def test_cells_are_compared_to_the_decimals_of_both() -> None:
-    assert Cell(12.34).equals(Cell(12.3))
-    assert not Cell(12.36).equals(Cell(12.3))
+    assert RoundedEstimate(12.34).equals(RoundedEstimate(12.3))
+    assert not RoundedEstimate(12.36).equals(RoundedEstimate(12.3))

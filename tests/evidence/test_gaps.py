@@ -24,7 +24,7 @@ from rayfed.metrics import score
 from rayfed.metrics.base import Metric
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.score import Scorer
-from rayfed.report.gate import Gated, Ruling
+from rayfed.report.gate import GatedRun, Ruling
 from rayfed.report.html import run as report
 from rayfed.report.terminal.run import RunView
 from rayfed.report.text.formats import NONE, duration
@@ -283,7 +283,7 @@ def test_a_metric_that_fails_now_is_no_improvement_on_a_baseline(tmp_path: Path)
     def document(name: str, *rows: dict[str, Any]) -> Any:
         folder = small_run(str(tmp_path / name), SCENARIO)
         folder.write_part("attacks", 0, [one | {"iterations": 1, "seconds": 0.1} for one in rows])
-        return Gated(folder, "w", ["x"])
+        return GatedRun(folder, "w", ["x"])
 
     both = [row("x", 9.0, ssim=0.9, attack="a"), row("x", 9.0, ssim=0.2, attack="b")]
     then = Ruling([document("then", *both)], [SSIM]).document()

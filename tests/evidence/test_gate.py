@@ -42,7 +42,7 @@ from rayfed.evidence.labels import LUCK, collect_label_inferences
 from rayfed.evidence.updates import measure_updates
 from rayfed.metrics.known import default_names
 from rayfed.metrics.labels import even_guess, label_accuracy
-from rayfed.report.gate import Gated, Ruling, read_document, schema
+from rayfed.report.gate import GatedRun, Ruling, read_document, schema
 from rayfed.runs import runner
 from rayfed.simulation.executors.local import local
 from rayfed.simulation.progress import Progress
@@ -730,7 +730,7 @@ class Stored:
 
 
 def ruling(*rows: dict[str, Any], allow: bool = False, baseline: Any = None, bound: bool = True) -> Ruling:
-    gated = Gated(Stored(), "w")  # type: ignore[arg-type]
+    gated = GatedRun(Stored(), "w")  # type: ignore[arg-type]
     gated.__dict__.update(inputs=GateInputs(SCENARIO, rows, []), samples="s", _status={})
     return Ruling([gated], [PSNR] if bound else [], allow, baseline)
 

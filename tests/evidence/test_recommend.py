@@ -15,7 +15,7 @@ import yaml
 from rayfed.errors import UserError
 from rayfed.evidence.baseline_check import mark_idle
 from rayfed.evidence.pareto import front
-from rayfed.evidence.recommend import Bound, Recommendation, bound_on_best, check_cost, parse_bound, recommend
+from rayfed.evidence.recommend import MeasureBound, Recommendation, bound_on_best, check_cost, parse_bound, recommend
 from rayfed.evidence.settings import Weakness, settings
 from rayfed.report.text import recommendation
 from rayfed.results.loading import load
@@ -26,9 +26,9 @@ LEAK, USE = parse_bound("psnr<=12"), parse_bound("test_accuracy>=0.9")
 
 
 def test_a_bound_is_read() -> None:
-    assert parse_bound(" psnr <= 12 ") == Bound("psnr", 12, True)
-    assert parse_bound("mse>=1e-2") == Bound("mse", 0.01, False)
-    assert bound_on_best(LEAK) == Bound("max_psnr", 12, True)
+    assert parse_bound(" psnr <= 12 ") == MeasureBound("psnr", 12, True)
+    assert parse_bound("mse>=1e-2") == MeasureBound("mse", 0.01, False)
+    assert bound_on_best(LEAK) == MeasureBound("max_psnr", 12, True)
     assert bound_on_best(USE) == USE
 
 

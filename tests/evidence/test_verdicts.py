@@ -24,7 +24,7 @@ from rayfed.evidence.verdicts import closest, collect_evidence, criterion_of, re
 from rayfed.metrics.roc import Estimate
 from rayfed.report.export.redaction import redacted
 from rayfed.report.export.tables import export
-from rayfed.report.gate import Gated
+from rayfed.report.gate import GatedRun
 from rayfed.report.html.run import write_report
 from rayfed.results.loading import Run, load
 from rayfed.runs.recorder import RunRecorder
@@ -252,7 +252,7 @@ def test_table_outcomes_and_gate_agree_on_a_run_that_was_stopped(
     assert isinstance(run, Run)
     assert {one.arm: one.state for one in run.verdicts()}["noise"] == state
     assert {one["arm"]: one["verdict"] for one in outcomes(folder)}["noise"] == state
-    assert Gated(folder, folder.url).inputs.finished == known
+    assert GatedRun(folder, folder.url).inputs.finished == known
 
 
 def test_attacks_that_fail_without_a_defence_too_say_nothing_of_it() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from rayfed.evidence.settings import Estimate, Setting
+from rayfed.evidence.settings import MeanEstimate, Setting
 from rayfed.results.sweep_folder import SweepFolder
 from rayfed.store.folder import RunFolder
 
@@ -22,7 +22,7 @@ def setting(
     arm: str = "none", attack: str | None = "dlg", fields: dict[str, Any] | None = None, **means: float
 ) -> Setting:
     """Return a setting that was run once."""
-    measures = {name: Estimate(mean, None, None, 1) for name, mean in means.items()}
+    measures = {name: MeanEstimate(mean, None, None, 1) for name, mean in means.items()}
     return Setting("", arm, attack, fields or {}, measures, [{"arm": arm, "attack": attack}])
 
 

@@ -17,7 +17,7 @@ from rayfed.metrics.bayesian import knowledge_increment, posterior_knowledge
 from rayfed.metrics.score import Scorer
 from rayfed.scenario import AttackSpec, parse, resolve
 from rayfed.simulation.rounds.attacks import AttackCall, note_attack
-from rayfed.simulation.tables import RoundTables, Scored
+from rayfed.simulation.tables import RoundTables, VictimRows
 from tests.helpers.attack_fixtures import digit, photo
 
 UNIFORM = np.full(10, 0.1)
@@ -83,7 +83,7 @@ def test_repeats_count_in_means_and_have_rows_of_their_own() -> None:
     for repeat in range(2):
         arm = resolve(parse("{name: t, federation: {rounds: 1, clients: 2}}"))["none"]
         call = AttackCall(arm, AttackSpec(name="dlg", repeats=2), (4,), repeat, strip=True)
-        note_attack(tables, call, 0, [outcome], [Scored([{"sample": 0}], [{"sample": 0}], [], [{"sample": 0}])])
+        note_attack(tables, call, 0, [outcome], [VictimRows([{"sample": 0}], [{"sample": 0}], [], [{"sample": 0}])])
     for rows in (tables.attacks, tables.traces, tables.images, tables.snapshots):
         assert [row["repeat"] for row in rows] == [0, 1]
 

@@ -33,7 +33,7 @@ from rayfed.gradients import weights_of
 from rayfed.models.private import without
 from rayfed.privacy.accountant import Method, Release, guarantee
 from rayfed.privacy.printing import at_least, at_most
-from rayfed.privacy.spending import Setting, Spending, Work
+from rayfed.privacy.spending import ClientWork, PrivacySetting, Spending
 from rayfed.report.export.tables import export
 from rayfed.report.html.explorer import explore
 from rayfed.report.terminal.run import RunView
@@ -456,9 +456,9 @@ def test_the_reports_templates_print_bounds_through_one_filter() -> None:
 @settings_of(max_examples=40, deadline=None)
 @given(multiplier=st.floats(0.01, 100))
 def test_a_printed_noise_is_no_more_than_the_true_one(multiplier: float) -> None:
-    work = Work(samples=100, batch_size=7, steps=2, rounds=3)
+    work = ClientWork(samples=100, batch_size=7, steps=2, rounds=3)
     for sampling in ("fixed", "poisson"):
-        setting = Setting((work,) * 7, 3, 5, sampling, "poisson", 4)  # type: ignore[arg-type]
+        setting = PrivacySetting((work,) * 7, 3, 5, sampling, "poisson", 4)  # type: ignore[arg-type]
         for name in ("dp_sgd", "fed_cdp", "dp_fedavg"):
             spent = registry.find("defences", name)(noise_multiplier=multiplier).spends(setting)
             assert read(spent.mechanism, "noise of ") <= multiplier

@@ -21,7 +21,7 @@ from rayfed.crypto.masking import Advertised, Transcript
 from rayfed.defences.dp_fedavg import DpFedAvg, multiplier_of_rounded
 from rayfed.errors import UserError
 from rayfed.privacy.accountant import Release, guarantee
-from rayfed.privacy.spending import Setting, Work
+from rayfed.privacy.spending import ClientWork, PrivacySetting
 from rayfed.protections.secure_aggregation import Dropouts, SecureAggregation
 from rayfed.scenario import resolve
 from rayfed.simulation.client import plan
@@ -52,9 +52,9 @@ def claimed(defence: str = NOISY, protection: str = "null", **changes: str) -> d
     return row
 
 
-def setting(clients: int, drawn: int, rounds: int = 1, **known: Any) -> Setting:
-    return Setting(
-        clients=(Work(10, 10, 1, rounds),) * clients,
+def setting(clients: int, drawn: int, rounds: int = 1, **known: Any) -> PrivacySetting:
+    return PrivacySetting(
+        clients=(ClientWork(10, 10, 1, rounds),) * clients,
         clients_per_round=drawn,
         rounds=rounds,
         client_sampling="fixed",

@@ -16,7 +16,7 @@ from rayfed import scenario as scenarios
 from rayfed.attacks.matching.idlg import Idlg
 from rayfed.attacks.sealed import attempt
 from rayfed.core.questions import RoundSession
-from rayfed.crypto.layout import Layout, flat, single
+from rayfed.crypto.layout import UpdateLayout, flat, single
 from rayfed.errors import ScenarioError, UserError
 from rayfed.protections.base import Protection
 from rayfed.protections.channel import ClientRound, Opened, SecureChannel
@@ -39,7 +39,7 @@ STEP = 2.0**-30
 class Integers:
     """Some clients' weighted updates in whole steps, for all to read."""
 
-    layout: Layout
+    layout: UpdateLayout
     vector: np.ndarray
     weight: int
 
@@ -66,7 +66,7 @@ class ClearChannel(SecureChannel[Integers, Integers]):
 
     def protect(self, update: Update, weight: int) -> Integers:
         vector = np.rint(flat(update) / STEP).astype(np.int64)
-        return Integers(Layout.of(update), weight * vector, weight)
+        return Integers(UpdateLayout.of(update), weight * vector, weight)
 
     def observed(self, update: Update, weight: int) -> None:
         return None

@@ -23,15 +23,15 @@ from rayfed.crypto.keys import derive
 from rayfed.crypto.masking import (
     Advertised,
     Directory,
+    MaskingSetting,
     Participant,
     Revealed,
-    Setting,
     Transcript,
     _pairwise,
     expand,
     neighbours,
 )
-from rayfed.crypto.session import Agree, Confirm, Peers, Reveal, Share
+from rayfed.crypto.session import Agree, Confirm, Peers, Reveal, ShareSecrets
 from rayfed.errors import ProtectionError, UserError
 from rayfed.protections.secure_aggregation import Hosted, MaskedChannel, SecureAggregation
 from rayfed.simulation.client.runtime import ClientRuntime
@@ -188,9 +188,9 @@ def test_a_box_is_for_its_receiver_alone() -> None:
 @pytest.mark.parametrize("other", [{"run": b"another arm"}, {"round": ROUND + 1}])
 def test_boxes_and_tags_are_of_one_round_and_run(other: dict[str, Any]) -> None:
     """Even where keys are the same, as they never are here."""
-    setting, everybody = Setting(b"run", ROUND, 2, 2), range(3)
+    setting, everybody = MaskingSetting(b"run", ROUND, 2, 2), range(3)
 
-    def clients(setting: Setting) -> list[Participant]:
+    def clients(setting: MaskingSetting) -> list[Participant]:
         return [Participant(c, bytes([c]) * 32, setting, {}) for c in everybody]
 
     here, there = clients(setting), clients(replace(setting, **other))
@@ -240,9 +240,9 @@ def test_half_is_no_threshold() -> None:
     """Each client would be asked once, and half of them give one secret of the victim and half the other."""
     with pytest.raises(UserError, match="more than half"):
         Lying(clients=6, threshold=3)
-    keys = {c: Participant(c, bytes([c]) * 32, Setting(b"", 0, 3, 6), {}).advertise() for c in range(6)}
+    keys = {c: Participant(c, bytes([c]) * 32, MaskingSetting(b"", 0, 3, 6), {}).advertise() for c in range(6)}
     with pytest.raises(ProtectionError, match="more than half"):
-        Participant(0, bytes(32), Setting(b"", 0, 3, 6), {}).share(keys)
+        Participant(0, bytes(32), MaskingSetting(b"", 0, 3, 6), {}).share(keys)
 
 
 def test_confirmations_are_counted_by_who_made_them_for_whom() -> None:
@@ -296,7 +296,7 @@ def test_the_server_cannot_make_the_tag_by_which_a_client_knows_what_it_agreed_t
     honest = peers.directory[VICTIM]
     keys = {VICTIM: replace(honest, box=own.public_key().public_bytes_raw())}
     common = own.exchange(X25519PublicKey.from_public_bytes(honest.box))
-    setting = Setting(derive(server.secret, "run"), ROUND, server.session.threshold, CLIENTS)
+    setting = MaskingSetting(derive(server.secret, "run"), ROUND, server.session.threshold, CLIENTS)
     forger = Participant(VICTIM, b"", setting, {})
     statement = forger._shared(keys, (VICTIM,), hosted.digest)
     about = forger._about("agree", VICTIM, VICTIM, statement)
@@ -352,9 +352,9 @@ def test_a_directory_with_false_keys_is_refused(change: Callable[[Directory], di
     """Those that can be told; keys that the server made itself and nobody else has cannot."""
 
     def lies(client: int, payload: Any) -> Any:
-        if client != VICTIM or not isinstance(payload, Share):
+        if client != VICTIM or not isinstance(payload, ShareSecrets):
             return payload
-        return Share({**payload.directory, **change(payload.directory)})
+        return ShareSecrets({**payload.directory, **change(payload.directory)})
 
     with pytest.raises(ProtectionError):
         Lying(lies=lies)
@@ -400,7 +400,7 @@ def test_colluders_do_not_take_masks_off_by_keys_like_those_of_others(alike: Cal
         def advertise(self) -> Advertised:
             return replace(super().advertise(), mask=alike(honest[self.client + 3].advertise().mask))
 
-    everybody, setting, victim = range(5), Setting(b"run", ROUND, 4, 5), 2
+    everybody, setting, victim = range(5), MaskingSetting(b"run", ROUND, 4, 5), 2
     honest = {c: Participant(c, bytes([c]) * 32, setting, {}) for c in (2, 3, 4)}
     clients = honest | {c: Colluder(c, bytes([c]) * 32, setting, {}) for c in (0, 1)}
     keys: Directory = {c: clients[c].advertise() for c in everybody}
@@ -418,7 +418,7 @@ def test_colluders_do_not_take_masks_off_by_keys_like_those_of_others(alike: Cal
 @pytest.mark.parametrize("number", [-1, shamir.PRIME - 1, -1.0])
 def test_no_share_is_the_secret_itself(number: Any) -> None:
     """One client of the server's own has a number for which the polynomial would be looked at in 0."""
-    setting = Setting(b"run", ROUND, 4, 5)
+    setting = MaskingSetting(b"run", ROUND, 4, 5)
     clients = {c: Participant(c, bytes([i]) * 32, setting, {}) for i, c in enumerate((*range(5), number))}
     keys: Directory = {c: p.advertise() for c, p in clients.items()}
     with pytest.raises(ProtectionError):

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from rayfed.errors import UserError
 from rayfed.evidence.figures import SHOWN
-from rayfed.evidence.settings import Estimate, settings
+from rayfed.evidence.settings import MeanEstimate, settings
 from rayfed.report.export.figures import run_charts, save
 from rayfed.report.export.tables import export
 from rayfed.report.html.explorer import ends, explore, interval
@@ -239,7 +239,7 @@ def test_repeats_that_prove_nothing_or_collapsed_are_marked_and_not_compared() -
 def test_means_that_are_printed_alike_are_a_tie_and_guessing_is_marked() -> None:
     arms = [("none", 0.1525), ("weak", 0.1549), ("low", 0.05)]
     settings = [
-        replace(one, measures={"test_accuracy": Estimate(mean, mean - 0.14, mean + 0.14, 2)})
+        replace(one, measures={"test_accuracy": MeanEstimate(mean, mean - 0.14, mean + 0.14, 2)})
         for name, mean in arms
         for one in [setting(name, attack=None)]
     ]
@@ -255,7 +255,7 @@ def test_means_are_compared_at_one_rounding_and_not_at_two() -> None:
     spread = [("clip", 5.447, 0.83), ("quantise", 5.492, 3.3), ("none", 9.0, 1.0)]
     found = grid(
         [
-            replace(setting(arm), measures={"train_seconds": Estimate(mean, mean - half, mean + half, 3)})
+            replace(setting(arm), measures={"train_seconds": MeanEstimate(mean, mean - half, mean + half, 3)})
             for arm, mean, half in spread
         ]
     )

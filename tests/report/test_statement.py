@@ -14,7 +14,7 @@ import pytest
 
 from rayfed.report.html.unscored import write_unscored
 from rayfed.report.statement.about import QUESTIONS
-from rayfed.report.statement.content import Section, Statement, Table
+from rayfed.report.statement.content import Statement, StatementSection, StatementTable
 from rayfed.report.statement.page import as_html, as_markdown, write_statement
 from rayfed.results.loading import load
 from rayfed.store.folder import RunFolder
@@ -30,19 +30,19 @@ def of(folder: RunFolder) -> Statement:
     return Statement(folder, {}, folder)
 
 
-def section(statement: Statement, title: str) -> Section:
+def section(statement: Statement, title: str) -> StatementSection:
     return next(one for one in statement.sections if one.title == title)
 
 
-def words(part: Section) -> str:
+def words(part: StatementSection) -> str:
     return "\n".join(
-        "\n".join(" | ".join(row) for row in block.rows) if isinstance(block, Table) else str(block)
+        "\n".join(" | ".join(row) for row in block.rows) if isinstance(block, StatementTable) else str(block)
         for block in part.blocks
     )
 
 
 def rates(folder: RunFolder) -> dict[tuple[str, str], list[str]]:
-    table = next(block for block in section(of(folder), "Reconstructions").blocks if isinstance(block, Table))
+    table = next(block for block in section(of(folder), "Reconstructions").blocks if isinstance(block, StatementTable))
     return {(row[0], row[1]): list(row[2:]) for row in table.rows}
 
 
@@ -144,7 +144,7 @@ def test_attackers_are_tested_where_one_has_answered(tmp_path: Path) -> None:
     unable = attacked("none", "imprint", status="not applicable", message="no such layer", observes="update")
     folder.write_part("attacks", 0, [attacked("none", "dlg", psnr=30.0, knowledge=["labels"]), unable])
     tested, *_ = section(of(folder), "Attackers").blocks
-    assert isinstance(tested, Table)
+    assert isinstance(tested, StatementTable)
     assert tested.rows == [["the gradient of 2 samples and the labels", "dlg"]]
 
 
@@ -219,7 +219,7 @@ def test_membership_inference_is_a_table_with_control_and_rates(tmp_path: Path) 
         [row | {"metric": "auc", "value": 0.8, "chance": 0.5, "control": 0.5, "candidates": 200, "scores": scores}],
     )
     table = section(of(folder), "Inference").blocks[0]
-    assert isinstance(table, Table)
+    assert isinstance(table, StatementTable)
     cells = [dict(zip(table.headings, one, strict=True)) for one in table.rows]
     assert cells[0]["Measure"] == "AUC, 100 members, 100 non-members"
     assert cells[0]["Control"].startswith("0.500 ")

@@ -15,7 +15,7 @@ from rayfed.report.html.run import write_report
 from rayfed.samples import Tokens
 from rayfed.simulation.client.runtime import Sent
 from rayfed.simulation.client.visit import ObservationRequest
-from rayfed.simulation.executors.attacker import Attacker
+from rayfed.simulation.executors.attacker import AttackWorker
 from rayfed.simulation.executors.worker import ClientWorker
 from rayfed.simulation.inputs import prepare
 from rayfed.simulation.rounds.attacks import AttackCall, note_attack
@@ -39,7 +39,7 @@ def attacked(text: str, folder: Path, spoil: bool = False) -> tuple[RunFolder, R
     net = client.arm("none").model
     sent = Sent(0, weights_of(net), buffers_of(net))
     _, seen, truths = client.observe(sent, ObservationRequest("none", [0], attack))
-    attacker = Attacker(data.sample, len(data.classes), torch.device("cpu"))
+    attacker = AttackWorker(data.sample, len(data.classes), torch.device("cpu"))
     bare, found = attacker.attack(attack, client.specs["none"], seen, [b"0"])
     tables = RoundTables()
     call = AttackCall(client.specs["none"], attack, (0,), 0, strip=True)

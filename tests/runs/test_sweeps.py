@@ -22,7 +22,7 @@ from rayfed.evidence.outcomes import outcomes
 from rayfed.results.sweep_folder import SweepFolder
 from rayfed.runs import runner, sweeps
 from rayfed.runs.local_sweep import local_sweep
-from rayfed.runs.sweep_search import Tried, search
+from rayfed.runs.sweep_search import TriedSetting, search
 from rayfed.runs.sweeps import SweepExecution, SweepRecorder
 from rayfed.scenario import Scenario
 from rayfed.scenario.trials import planned, scenario_of
@@ -153,8 +153,8 @@ def test_optuna_goes_on_from_what_was_tried() -> None:
         f"search: optuna, samples: 9, fields: {{{NOISE}: {{low: 0.1, high: 1}}, training.lr: [0.1, 0.2]}}"
     )
     tried = {
-        0: Tried("noise", {NOISE: 0.5, "training.lr": 0.2}, [9.0, 0.8]),
-        2: Tried("prune", {"training.lr": 0.1}, [8.0, 0.7]),
+        0: TriedSetting("noise", {NOISE: 0.5, "training.lr": 0.2}, [9.0, 0.8]),
+        2: TriedSetting("prune", {"training.lr": 0.1}, [8.0, 0.7]),
     }
     found = search(scenario, tried, begun=3)
     suggested = found.setting(found.study.ask())

@@ -338,5 +338,5 @@ def test_pairs_of_earlier_versions_are_read() -> None:
 
 
 def test_a_grant_is_known_by_its_short_name_however_it_is_written() -> None:
-    attack = "{name: idlg, observes: gradient, knowledge: ['rayfed.threat_model.grants.labels:Labels']}"
+    attack = "{name: idlg, observes: gradient, knowledge: ['rayfed.threat_model.grants.labels:KnownLabels']}"
     assert scenario.parse(f"{MINIMAL}attacks: [{attack}]\n").attacks[0].knowledge == ["labels"]

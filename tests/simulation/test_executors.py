@@ -41,7 +41,7 @@ from rayfed.runs import executors, runner, sweeps
 from rayfed.runs.local_sweep import local_sweep
 from rayfed.samples import Records
 from rayfed.scenario import ResolvedArm, Scenario
-from rayfed.simulation.executors.attacker import Attacker
+from rayfed.simulation.executors.attacker import AttackWorker
 from rayfed.simulation.executors.local import LocalExecution, LocalExecutor, _travelled, local
 from rayfed.simulation.progress import Progress, SweepProgress
 from rayfed.simulation.tables import RoundTables
@@ -338,23 +338,23 @@ def test_nobody_is_told_who_is_malicious_and_attackers_not_what_encodes_a_table(
 ) -> None:
     roles: list[Any] = []
     given: list[Any] = []
-    start, attack, made = LocalExecutor.restart_server, Attacker.attack, Attacker.__init__
+    start, attack, made = LocalExecutor.restart_server, AttackWorker.attack, AttackWorker.__init__
 
     def started(self: LocalExecutor, told: Any, saved: Any) -> None:
         roles.append(told)
         start(self, told, saved)
 
-    def attacked(self: Attacker, *arguments: Any) -> Any:
+    def attacked(self: AttackWorker, *arguments: Any) -> Any:
         given.extend(arguments)
         return attack(self, *arguments)
 
-    def noting(self: Attacker, *arguments: Any) -> None:
+    def noting(self: AttackWorker, *arguments: Any) -> None:
         given.extend(arguments)
         made(self, *arguments)
 
     monkeypatch.setattr(LocalExecutor, "restart_server", started)
-    monkeypatch.setattr(Attacker, "attack", attacked)
-    monkeypatch.setattr(Attacker, "__init__", noting)
+    monkeypatch.setattr(AttackWorker, "attack", attacked)
+    monkeypatch.setattr(AttackWorker, "__init__", noting)
     table = scenarios.parse(
         """
         name: t

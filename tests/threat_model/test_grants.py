@@ -31,7 +31,7 @@ from rayfed.simulation.client import plan
 from rayfed.simulation.client.runtime import ClientRuntime
 from rayfed.simulation.client.server_message import Sent
 from rayfed.simulation.client.visit import ClientVisit, ObservedClient, Truth
-from rayfed.simulation.executors.attacker import Attacker
+from rayfed.simulation.executors.attacker import AttackWorker
 from rayfed.simulation.executors.local import local
 from rayfed.simulation.inputs import prepare
 from rayfed.simulation.progress import Progress
@@ -142,13 +142,13 @@ def test_an_attacker_receives_what_protocol_and_grants_declare_and_nothing_else(
 def test_an_attacker_is_told_of_the_defences_that_are_part_of_the_architecture_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told, attack = dict[str, ResolvedArm](), Attacker.attack
+    told, attack = dict[str, ResolvedArm](), AttackWorker.attack
 
-    def spied(self: Attacker, spec: AttackSpec, arm: ResolvedArm, *rest: Any) -> Any:
+    def spied(self: AttackWorker, spec: AttackSpec, arm: ResolvedArm, *rest: Any) -> Any:
         told[arm.name] = arm
         return attack(self, spec, arm, *rest)
 
-    monkeypatch.setattr(Attacker, "attack", spied)
+    monkeypatch.setattr(AttackWorker, "attack", spied)
     arms = (
         "arms: {locked: [{name: key_lock, length: 8}, {name: prune, ratio: 0.5}], noisy: [{name: gaussian, sigma: 1}]}"
     )

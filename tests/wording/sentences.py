@@ -10,7 +10,7 @@ from rayfed.core.reasons import Reason
 from rayfed.evidence.baseline import Change, ChangeReason, ChangeReasonKind, MissingUpdates, SignificanceTest
 from rayfed.evidence.bounds import Bound
 from rayfed.evidence.checks import (
-    Budget,
+    AttackBudget,
     Check,
     Count,
     GateReason,
@@ -22,12 +22,12 @@ from rayfed.evidence.checks import (
     SearchBudget,
     ShareBudget,
 )
-from rayfed.evidence.criteria import Criterion, Judgement
+from rayfed.evidence.criteria import Criterion, CriterionResult
 from rayfed.evidence.membership import Identification, Roc
 from rayfed.evidence.next_step import NextStep, Step
 from rayfed.evidence.rows import Row
 from rayfed.evidence.settings import Weakness
-from rayfed.evidence.updates import UpdateKey
+from rayfed.evidence.updates import AttackedUpdate
 from rayfed.metrics.roc import Estimate
 from rayfed.report.text import next_step as next_steps
 from rayfed.report.text.baseline import change_reason_text, change_text
@@ -83,7 +83,7 @@ FACTS: dict[ReasonKind, Any] = {
     ReasonKind.SHOWN_ON: Count(1, 8),
     ReasonKind.PART_RECOVERED: Recovered(FINDING, CRITERION),
     ReasonKind.LABELS_RECOVERED: Recovered(FINDING, CRITERION),
-    ReasonKind.BUDGET: Budget((SearchBudget("dlg", 100, 300), SearchBudget("idlg", 9, 9)), False, 90.0),
+    ReasonKind.BUDGET: AttackBudget((SearchBudget("dlg", 100, 300), SearchBudget("idlg", 9, 9)), False, 90.0),
     ReasonKind.WRONG_REPLAY_SETTINGS: 0.9,
     ReasonKind.LABEL_BASELINE: LabelBaseline(0.25, 8),
     ReasonKind.NO_SCORES: "loss",
@@ -155,7 +155,7 @@ def _on_attacks() -> Iterator[tuple[str, str]]:
     yield from (("pending", pending_text(Pending("dlg", works))) for works in (True, False))
     for here in Elsewhere:
         yield f"overtaken {here.name}", overtaken_text(OVERTAKEN._replace(here=here))
-    for judgement in Judgement:
+    for judgement in CriterionResult:
         yield f"judgement {judgement.name}", judgement_text(CRITERION, judgement)
     lower, certain = Estimate(0.3, 0.2, 0.4), Estimate(0.7, 0.6, 0.8)
     for auc, control in (
@@ -182,7 +182,7 @@ def _on_gates() -> Iterator[tuple[str, str]]:
 def _on_changes() -> Iterator[tuple[str, str]]:
     for kind in ChangeReasonKind:
         yield f"change {kind.name}", change_reason_text(ChangeReason(kind, CHANGES.get(kind)))
-    test, newly = SignificanceTest.PAIRED_T, (UpdateKey(0, 3, 4),)
+    test, newly = SignificanceTest.PAIRED_T, (AttackedUpdate(0, 3, 4),)
     yield "change", change_text(Change(0, "noise", "psnr", GateState.FAILED, test, 8, 1.5, 0.01, (), newly))
 
 

@@ -20,7 +20,7 @@ from rayfed.evidence.recommend import parse_bound, recommend
 from rayfed.evidence.rows import Row
 from rayfed.evidence.settings import settings
 from rayfed.report.export.tables import export
-from rayfed.report.gate import Gated, Ruling
+from rayfed.report.gate import GatedRun, Ruling
 from rayfed.report.html.run import write_report
 from rayfed.report.html.sweep import write_sweep_report
 from rayfed.report.statement.content import Statement
@@ -152,7 +152,7 @@ def gate(cases: Sequence[Case]) -> str:
     """Return the result of a gate on each run."""
     texts = []
     for case in cases:
-        gated = Gated(case.folder, "untrained weights")
+        gated = GatedRun(case.folder, "untrained weights")
         bounds = parse_bounds(list(case.bounds), gated.inputs.modality, gated.inputs.measured)
         texts.append("\n".join([*Ruling([gated], bounds).lines, gated.next_step]))
     return _in_sections(cases, texts)

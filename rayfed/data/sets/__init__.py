@@ -24,7 +24,7 @@ TABLE: dict[str, str] = {
     "image_folder": "rayfed.data.sets.image_folder:ImageFolder",
     "image_table": "rayfed.data.sets.image_table:ImageTable",
     "image_masks": "rayfed.data.sets.image_masks:ImageMasks",
-    "hugging_face": "rayfed.data.sets.hugging_face:HuggingFace",
+    "hugging_face": "rayfed.data.sets.hugging_face:HuggingFaceImages",
     "diabetes": "rayfed.data.sets.tabular:Diabetes",
     "table": "rayfed.data.sets.tabular:Table",
     "text": "rayfed.data.sets.text:Text",

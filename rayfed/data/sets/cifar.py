@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 from torchvision import datasets
 
-from rayfed.data.base import Dataset, Split
+from rayfed.data.base import Dataset, StoredSplit
 from rayfed.data.sets.parquet import read_parquet
 from rayfed.data.sets.torchvision_sets import TorchvisionSource
 from rayfed.registry import component
@@ -35,7 +35,7 @@ class CIFAR10(TorchvisionSource):
     layout: ClassVar[str] = f"torchvision's folder cifar-10-batches-py in root, or {_SHARDS}"
     label_columns: ClassVar[tuple[str, ...]] = ("label",)
 
-    def read(self) -> tuple[Split, Split, tuple[str, ...]]:
+    def read(self) -> tuple[StoredSplit, StoredSplit, tuple[str, ...]]:
         """Read torchvision's batch files if their folder exists, else all Parquet files, in stored order."""
         train, test = self._shards("train"), self._shards("test", "val")
         if (train or test) and not self._batches.is_dir():
@@ -73,13 +73,13 @@ class CIFAR10(TorchvisionSource):
         patterns = [f"{below}*{split}*.parquet" for split in splits for below in ("", "*/")]
         return sorted({path for pattern in patterns for path in self.folder.glob(pattern)})
 
-    def _read_parquet(self, train: list[Path], test: list[Path]) -> tuple[Split, Split, tuple[str, ...]]:
+    def _read_parquet(self, train: list[Path], test: list[Path]) -> tuple[StoredSplit, StoredSplit, tuple[str, ...]]:
         for split, files in (("train", train), ("test", test)):
             if not files:
                 raise self.missing(f"{self.folder} has Parquet files, but no file for the {split} split")
         return read_parquet(train, test, ("image", "img"), self.label_columns)
 
-    def _read_batches(self) -> tuple[Split, Split, tuple[str, ...]]:
+    def _read_batches(self) -> tuple[StoredSplit, StoredSplit, tuple[str, ...]]:
         if self.download:
             with self.downloading():
                 self.original(self.folder, download=True)
@@ -99,6 +99,6 @@ class CIFAR100(CIFAR10):
     label_columns: ClassVar[tuple[str, ...]] = ("fine_label", "label")
 
 
-def _split(data: Any) -> Split:
+def _split(data: Any) -> StoredSplit:
     images = np.ascontiguousarray(data.data.transpose(0, 3, 1, 2))
-    return Split(images, np.array(data.targets, dtype=np.int64))
+    return StoredSplit(images, np.array(data.targets, dtype=np.int64))

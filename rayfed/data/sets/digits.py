@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import Field
 
-from rayfed.data.base import Source, Split, hold_out_fifth
+from rayfed.data.base import Source, StoredSplit, hold_out_fifth
 from rayfed.errors import DataError
 from rayfed.registry import component
 
@@ -30,11 +30,11 @@ class Digits(Source):
     size: Annotated[int, Field(ge=1)] | None = 28
     """Height and width in pixels, to which the 8x8 images are resized (bilinear). `null` keeps 8x8."""
 
-    def read(self) -> tuple[Split, Split, tuple[str, ...]]:
+    def read(self) -> tuple[StoredSplit, StoredSplit, tuple[str, ...]]:
         """Read 1,438 training and 359 test digits of 8x8 pixels, with their 17 grey levels scaled to 0..255."""
         table = np.loadtxt(_file(), delimiter=",", dtype=np.int64)
         images = np.rint(table[:, :64] * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
-        train, test = hold_out_fifth(Split(images, table[:, 64]), "digits")
+        train, test = hold_out_fifth(StoredSplit(images, table[:, 64]), "digits")
         return train, test, tuple("0123456789")
 
 

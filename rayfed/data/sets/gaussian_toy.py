@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import Field
 
-from rayfed.data.base import Source, Split
+from rayfed.data.base import Source, StoredSplit
 from rayfed.registry import component
 
 EXTENT = 4.0
@@ -38,13 +38,13 @@ class GaussianToy(Source):
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of the points."""
 
-    def read(self) -> tuple[Split, Split, tuple[str, ...]]:
+    def read(self) -> tuple[StoredSplit, StoredSplit, tuple[str, ...]]:
         """Sample the points of both clients, and return the train split, the test split and the class names."""
         rng = np.random.default_rng(self.seed)
         tested = self.samples // 10
         images, labels = zip(*(self._draw(classes, rng) for classes in _CLUSTERS), strict=True)
         train, test = (
-            Split(np.concatenate([i[rows] for i in images]), np.concatenate([y[rows] for y in labels]))
+            StoredSplit(np.concatenate([i[rows] for i in images]), np.concatenate([y[rows] for y in labels]))
             for rows in (slice(tested, None), slice(tested))
         )
         return train, test, ("blue", "orange")

@@ -13,7 +13,7 @@ from typing import Any
 
 from rayfed.core.documents import read_json
 from rayfed.core.files import local_path
-from rayfed.data.base import Source, Split
+from rayfed.data.base import Source, StoredSplit
 from rayfed.data.files import is_sample
 from rayfed.data.sets.parquet import named, read_parquet
 from rayfed.errors import DataError
@@ -25,7 +25,7 @@ _SHARD = re.compile(r"(.+?)-\d+(-of-\d+)?")
 
 
 @component
-class HuggingFace(Source):
+class HuggingFaceImages(Source):
     """Images of a Hugging Face data set on disk: a folder from `save_to_disk`, or a downloaded repository."""
 
     root: Path
@@ -39,7 +39,7 @@ class HuggingFace(Source):
     label_column: str | None = None
     """Column of the classes. Default: the class column in the metadata, else `label` or similar."""
 
-    def read(self) -> tuple[Split, Split, tuple[str, ...]]:
+    def read(self) -> tuple[StoredSplit, StoredSplit, tuple[str, ...]]:
         """Read the train split, the test split and the class names, in stored order."""
         root = local_path(self.root)
         found = splits(root)

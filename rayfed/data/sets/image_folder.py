@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from rayfed.core.files import local_path
-from rayfed.data.base import Source, Split, hold_out_fifth
+from rayfed.data.base import Source, StoredSplit, hold_out_fifth
 from rayfed.data.files import ENDINGS, is_image, is_left_by_tools, notes_on_files
 from rayfed.data.images import Encoded
 from rayfed.errors import DataError
@@ -29,7 +29,7 @@ class ImageFolder(Source):
     root: Path
     """Folder of the classes or of `train` and `test`; `~` and environment variables are expanded."""
 
-    def read(self) -> tuple[Split, Split, tuple[str, ...]]:
+    def read(self) -> tuple[StoredSplit, StoredSplit, tuple[str, ...]]:
         """Read the images class by class, in alphabetical order of classes and file names."""
         root = local_path(self.root)
         if not root.is_dir():
@@ -63,7 +63,7 @@ def _classes(folder: Path) -> tuple[str, ...]:
     return tuple(sorted(path.name for path in folders))
 
 
-def _split(folder: Path, classes: tuple[str, ...]) -> Split:
+def _split(folder: Path, classes: tuple[str, ...]) -> StoredSplit:
     unknown = sorted(set(_classes(folder)) - set(classes))
     if unknown:
         raise DataError(f"{folder / unknown[0]} is not a class of the training split; expected {', '.join(classes)}")
@@ -75,7 +75,7 @@ def _split(folder: Path, classes: tuple[str, ...]) -> Split:
             raise _without_images(folder / name)
         images += [Encoded(str(path), path) for path in paths]
         labels += [label] * len(paths)
-    return Split(images, np.array(labels, dtype=np.int64))
+    return StoredSplit(images, np.array(labels, dtype=np.int64))
 
 
 def _without_images(folder: Path) -> DataError:

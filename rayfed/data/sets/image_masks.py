@@ -12,7 +12,7 @@ from pydantic import Field
 
 from rayfed.core.files import local_path
 from rayfed.core.objective import NO_TARGET
-from rayfed.data.base import Dataset, Split, at_most, hold_out_fifth
+from rayfed.data.base import Dataset, StoredSplit, at_most, hold_out_fifth
 from rayfed.data.files import is_image, is_sample, notes_on_files
 from rayfed.data.images import Encoded, decode
 from rayfed.data.kinds import is_parquet
@@ -97,7 +97,7 @@ class ImageMasks:
         """Return the selected images and masks of both splits."""
         root = local_path(self.root)
         parts = [self._read(path) for path in self._places(root)]
-        splits = [Split(np.arange(len(part)), np.zeros(len(part), np.int64)) for part in parts]
+        splits = [StoredSplit(np.arange(len(part)), np.zeros(len(part), np.int64)) for part in parts]
         halves = splits if len(splits) > 1 else hold_out_fifth(splits[0], str(root))
         asked = ("train_samples", self.train_samples), ("test_samples", self.test_samples)
         chosen = [at_most(samples, half, field) for (field, samples), half in zip(asked, halves, strict=True)]

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from rayfed.core.files import local_path
-from rayfed.data.base import Source, Split, hold_out_fifth
+from rayfed.data.base import Source, StoredSplit, hold_out_fifth
 from rayfed.data.files import ENDINGS, LABEL_COLUMNS, by_value, is_image, is_sample, notes_on_files
 from rayfed.data.images import Encoded
 from rayfed.data.tables import TABLES, Read, name_ending, read_table
@@ -41,14 +41,14 @@ class ImageTable(Source):
     """Column of the classes. Default: the only column named `label`, `class`, `target`, `diagnosis` or similar. Without
     a header row, the other one of two columns."""
 
-    def read(self) -> tuple[Split, Split, tuple[str, ...]]:
+    def read(self) -> tuple[StoredSplit, StoredSplit, tuple[str, ...]]:
         """Read the images in the order of the table; classes are sorted by number, or else by name."""
         paths, root = self._places()
-        files = Files.of(root)
+        files = FolderImages.of(root)
         rows = [self._rows(path, files) for path in paths]
         classes = by_value({label for _, labels in rows for label in labels})
         numbers = {name: number for number, name in enumerate(classes)}
-        splits = [Split(images, np.array([numbers[n] for n in labels], np.int64)) for images, labels in rows]
+        splits = [StoredSplit(images, np.array([numbers[n] for n in labels], np.int64)) for images, labels in rows]
         if len(splits) == 1:
             return *hold_out_fifth(splits[0], str(paths[0])), classes
         return splits[0], splits[1], classes
@@ -56,7 +56,7 @@ class ImageTable(Source):
     def notes(self) -> Iterator[str]:
         """Yield notes on the layout of the tables, and on unused files."""
         paths, root = self._places()
-        files = Files.of(root)
+        files = FolderImages.of(root)
         for path in paths:
             yield from read_table(path).notes
         used = {image.data for path in paths for image in self._rows(path, files)[0]}
@@ -67,7 +67,7 @@ class ImageTable(Source):
         paths = [local_path(path) for path in (self.table, self.test) if path is not None]
         return paths, local_path(self.images) if self.images is not None else paths[0].parent
 
-    def _rows(self, path: Path, files: Files) -> tuple[list[Encoded], list[str]]:
+    def _rows(self, path: Path, files: FolderImages) -> tuple[list[Encoded], list[str]]:
         """Return the images of a table and the names of their classes."""
         read = read_table(path)
         try:
@@ -78,14 +78,14 @@ class ImageTable(Source):
         return [Encoded(str(file), file) for file in files.named(path, names)], labels
 
 
-class Files:
+class FolderImages:
     """Images in a folder, searched by the file names in a table."""
 
     def __init__(self, root: Path, known: Mapping[str, list[Path]]) -> None:
         self._root, self._known = root, known
 
     @classmethod
-    def of(cls, root: Path) -> Files:
+    def of(cls, root: Path) -> FolderImages:
         """List the images in a folder and its subfolders; raise `DataError` if there is no such folder."""
         if not root.is_dir():
             raise DataError(f"{root} is not a folder; expected the folder of the images")
@@ -130,7 +130,7 @@ def _names_images(path: Path) -> bool:
             return False
         raise
     found = _column_of_files(read)
-    return found is not None and Files.of(path.parent).has(_first(read, found))
+    return found is not None and FolderImages.of(path.parent).has(_first(read, found))
 
 
 def _column_of_files(read: Read) -> str | None:

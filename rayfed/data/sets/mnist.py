@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 from torchvision import datasets
 
-from rayfed.data.base import Split, check_labels
+from rayfed.data.base import StoredSplit, check_labels
 from rayfed.data.idx import read_idx
 from rayfed.data.sets.torchvision_sets import TorchvisionSource
 from rayfed.errors import DataError
@@ -34,7 +34,7 @@ class MNIST(TorchvisionSource):
     folders: ClassVar[tuple[str, ...]] = ("MNIST/raw", "mnist", "")
     classes: ClassVar[tuple[str, ...]] = tuple("0123456789")
 
-    def read(self) -> tuple[Split, Split, tuple[str, ...]]:
+    def read(self) -> tuple[StoredSplit, StoredSplit, tuple[str, ...]]:
         """Read 60,000 training and 10,000 test images, and the class names."""
         if self.download and not all(self._find(name) for name in (*_TRAIN, *_TEST)):
             with self.downloading():
@@ -47,7 +47,7 @@ class MNIST(TorchvisionSource):
         paths = [folder / f"{name}{ending}" for folder in folders for ending in ("", ".gz")]
         return next((path for path in paths if path.is_file()), None)
 
-    def _split(self, images_name: str, labels_name: str) -> Split:
+    def _split(self, images_name: str, labels_name: str) -> StoredSplit:
         images_path, labels_path = self._find(images_name), self._find(labels_name)
         if images_path is None or labels_path is None:
             name = labels_name if images_path else images_name
@@ -56,7 +56,7 @@ class MNIST(TorchvisionSource):
         if len(images) != len(labels):
             raise DataError(f"{images_path} has {len(images)} images, but {labels_path} has {len(labels)} labels")
         check_labels(str(labels_path), labels, len(self.classes))
-        return Split(images[:, None], labels)
+        return StoredSplit(images[:, None], labels)
 
 
 @component

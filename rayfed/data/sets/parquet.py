@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rayfed.core.files import local_path
-from rayfed.data.base import Source, Split, check_labels, check_numbers, hold_out_fifth, scaled_numbers
+from rayfed.data.base import Source, StoredSplit, check_labels, check_numbers, hold_out_fifth, scaled_numbers
 from rayfed.data.files import LABEL_COLUMNS, by_value, is_sample
 from rayfed.data.images import Encoded
 from rayfed.errors import DataError
@@ -55,7 +55,7 @@ class Parquet(Source):
                 f"these files is a test split"
             )
 
-    def read(self) -> tuple[Split, Split, tuple[str, ...]]:
+    def read(self) -> tuple[StoredSplit, StoredSplit, tuple[str, ...]]:
         """Read the train and test split in stored order; files are sorted by name."""
         train = parquet_files(self.train)
         test = parquet_files(self.test) if self.test is not None else []
@@ -69,7 +69,7 @@ def named(column: str | None) -> tuple[str, ...]:
 
 def read_parquet(
     train: Sequence[Path], test: Sequence[Path], image_columns: Sequence[str], label_columns: Sequence[str]
-) -> tuple[Split, Split, tuple[str, ...]]:
+) -> tuple[StoredSplit, StoredSplit, tuple[str, ...]]:
     """Read train split, test split and class names from Parquet files.
 
     The columns are the first of the given column names that a file has. If no column is named, it is found by metadata,
@@ -325,6 +325,6 @@ def _classes(shards: Sequence[_Shard], train: int) -> tuple[str, ...]:
     return tuple(map(str, range(largest + 1)))
 
 
-def _join(shards: Sequence[_Shard]) -> Split:
+def _join(shards: Sequence[_Shard]) -> StoredSplit:
     images = [image for shard in shards for image in shard.images]
-    return Split(images, np.concatenate([shard.labels for shard in shards]))
+    return StoredSplit(images, np.concatenate([shard.labels for shard in shards]))

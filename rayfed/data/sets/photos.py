@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from rayfed.data.base import Source, Split, hold_out_fifth
+from rayfed.data.base import Source, StoredSplit, hold_out_fifth
 from rayfed.data.images import Encoded, decode
 from rayfed.errors import DataError
 from rayfed.registry import component
@@ -42,12 +42,12 @@ class Photos(Source):
     photographs: Annotated[list[Photograph], Field(min_length=1)] | None = None
     """Photographs to cut. Default: all seven."""
 
-    def read(self) -> tuple[Split, Split, tuple[str, ...]]:
+    def read(self) -> tuple[StoredSplit, StoredSplit, tuple[str, ...]]:
         """Cut all complete patches of the grid, photo by photo, row by row: 1,723 patches at the default size."""
         chosen = self.photographs or list(PHOTOGRAPHS)
         patches = [_patches(*PHOTOGRAPHS[name], self.size) for name in chosen]
         labels = np.repeat(np.arange(len(patches)), [len(p) for p in patches])
-        train, test = hold_out_fifth(Split(np.concatenate(patches), labels), f"photos at size {self.size}")
+        train, test = hold_out_fifth(StoredSplit(np.concatenate(patches), labels), f"photos at size {self.size}")
         return train, test, tuple(chosen)
 
 

@@ -14,9 +14,9 @@ import numpy as np
 from pydantic import Field
 
 from rayfed.core.files import local_path
-from rayfed.data.base import Dataset, Split, at_most
+from rayfed.data.base import Dataset, StoredSplit, at_most
 from rayfed.data.files import is_left_by_tools, is_sample
-from rayfed.data.tokens import BYTES, Reader, learnt, load_tokenizer
+from rayfed.data.tokens import BYTES, TokenReader, learnt, load_tokenizer
 from rayfed.errors import DataError
 from rayfed.registry import component
 from rayfed.samples import MOST_TOKENS, Modality
@@ -71,10 +71,10 @@ class Text:
         sample = reader.sample(self.length, padded=False)
         return Dataset(train.images, train.labels, test.images, test.labels, tuple(texts), sample=sample)
 
-    def _reader(self, texts: list[str]) -> Reader:
+    def _reader(self, texts: list[str]) -> TokenReader:
         return learnt(texts, self.vocabulary) if self.tokenizer is None else load_tokenizer(self.tokenizer)
 
-    def _windows(self, reader: Reader, texts: dict[str, list[str]], split: str) -> Split:
+    def _windows(self, reader: TokenReader, texts: dict[str, list[str]], split: str) -> StoredSplit:
         """Return all windows of a split: token ids (N, length) int64 and labels (N,)."""
         windows: list[np.ndarray] = []
         for name, of_class in texts.items():
@@ -84,7 +84,7 @@ class Text:
             if not len(windows[-1]):
                 raise DataError(f"class '{name}' has no {split} text of {self.length} tokens: lower data.length")
         labels = np.repeat(np.arange(len(windows)), [len(rows) for rows in windows])
-        return Split(np.concatenate(windows), labels)
+        return StoredSplit(np.concatenate(windows), labels)
 
 
 def _texts(root: Path) -> dict[str, list[str]]:

@@ -11,10 +11,10 @@ import pyarrow as pa
 from pydantic import Field
 
 from rayfed.core.files import local_path
-from rayfed.data.base import Dataset, Split, at_most, hold_out_fifth
+from rayfed.data.base import Dataset, StoredSplit, at_most, hold_out_fifth
 from rayfed.data.files import LABEL_COLUMNS, by_value
 from rayfed.data.tables import Read, read_table
-from rayfed.data.tokens import BYTES, Reader, learnt, load_tokenizer
+from rayfed.data.tokens import BYTES, TokenReader, learnt, load_tokenizer
 from rayfed.errors import DataError
 from rayfed.registry import component
 from rayfed.samples import MOST_TOKENS, Modality
@@ -88,7 +88,7 @@ class TextTable:
             raise DataError(f"{self.path} has only one class, '{classes[0]}': expected at least two")
         number = {name: place for place, name in enumerate(classes)}
         splits = [
-            Split(np.arange(len(texts)), np.array([0 if in_words else number[x] for x in labels]))
+            StoredSplit(np.arange(len(texts)), np.array([0 if in_words else number[x] for x in labels]))
             for texts, labels in parts
         ]
         train, test = splits if self.test else hold_out_fifth(splits[0], str(self.path))
@@ -121,7 +121,7 @@ class TextTable:
             "used for training and not attacked; set data.length to change the limit",
         )
 
-    def _reader(self, texts: Sequence[str]) -> Reader:
+    def _reader(self, texts: Sequence[str]) -> TokenReader:
         if self.tokenizer is None:
             return learnt(texts, self.vocabulary, pad=True)
         reader = load_tokenizer(self.tokenizer)
@@ -133,7 +133,7 @@ class TextTable:
         return reader
 
 
-def _rows(texts: Sequence[Any], split: Split) -> list[Any]:
+def _rows(texts: Sequence[Any], split: StoredSplit) -> list[Any]:
     """Return the texts or labels of a split; `split.images` contains its row numbers."""
     assert isinstance(split.images, np.ndarray)
     return [texts[row] for row in split.images.tolist()]

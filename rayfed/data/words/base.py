@@ -47,7 +47,7 @@ def _within(box: tuple[float, float, float, float], size: tuple[int, int]) -> tu
 
 
 @component
-class Reader:
+class WordReader:
     """Base of all formats of word images."""
 
     def read(self) -> Iterable[Word]:
@@ -56,7 +56,7 @@ class Reader:
 
 
 @component
-class LocalReader(Reader):
+class LocalReader(WordReader):
     """Base of the formats of word images in a folder."""
 
     root: Path

@@ -13,7 +13,7 @@ from pydantic import Field
 from scipy.ndimage import gaussian_filter
 
 from rayfed.core.files import local_path
-from rayfed.data.words.base import Reader, Word
+from rayfed.data.words.base import Word, WordReader
 from rayfed.errors import DataError
 from rayfed.registry import component
 
@@ -21,7 +21,7 @@ _HEIGHT, _MARGIN = 32, 4
 
 
 @component
-class Rendered(Reader):
+class Rendered(WordReader):
     """Rendered words: random letters in one font, with random contrast from dark on light to light on dark."""
 
     format: Literal["rendered"]

@@ -8,7 +8,7 @@ from typing import Any
 
 from rayfed.evidence.guarantee_compat import mixed_guarantees
 from rayfed.evidence.rows import Row
-from rayfed.evidence.settings import Estimate, Setting, by_values, estimate
+from rayfed.evidence.settings import MeanEstimate, Setting, by_values, estimate
 from rayfed.metrics.measures import MEASURES
 from rayfed.report.html.svg import SERIES
 from rayfed.report.text.formats import in_words
@@ -35,7 +35,7 @@ class Entry:
     error: str | None
 
     @property
-    def values(self) -> dict[str, Estimate]:
+    def values(self) -> dict[str, MeanEstimate]:
         """Return the estimate of each measure by name."""
         return self.setting.measures
 
@@ -178,13 +178,13 @@ def _comparable(columns: Sequence[str], entries: Sequence[Entry]) -> list[str]:
     return [name for name in columns if not mixed_guarantees(shown, name)]
 
 
-def interval(name: str, value: Estimate) -> str:
+def interval(name: str, value: MeanEstimate) -> str:
     """Format an estimate with the interval: `21.3 dB (18.0 dB to 24.6 dB, n = 3)`, or with both values of a pair."""
     mean, between = in_words(name, value.mean), ends(name, value)
     return f"{mean} ({between})" if between else mean
 
 
-def ends(name: str, value: Estimate) -> str:
+def ends(name: str, value: MeanEstimate) -> str:
     """Format the interval of an estimate and the number of values; empty for a single value."""
     if value.low is None or value.high is None or (value.n == 1 and value.over == "repeats"):
         return ""

@@ -23,8 +23,8 @@ from rayfed.evidence.rows import Row, labels_given
 from rayfed.metrics.measures import JUDGED, MEASURES
 from rayfed.report.html import svg
 from rayfed.report.html.explorer import Explorer, ends
-from rayfed.report.html.passages import Passage
-from rayfed.report.html.pictures import Pair, Strip
+from rayfed.report.html.passages import PassagePair
+from rayfed.report.html.pictures import PicturePair, Strip
 from rayfed.report.samples import Samples
 from rayfed.report.text.formats import decibel, fixed, in_words, near, plain
 from rayfed.report.text.reasons import judgement_text
@@ -53,9 +53,9 @@ class Summary:
 
     warnings: Sequence[str]
     entries: Sequence[SummaryEntry]
-    pair: Pair | None
+    pair: PicturePair | None
     """Images of the best reconstruction."""
-    passage: Passage | None = None
+    passage: PassagePair | None = None
     """Words of the best reconstruction."""
 
 
@@ -67,9 +67,9 @@ class Gallery:
     note: str
     classes: Mapping[int, str]
     """Names of classes by label."""
-    pairs: Sequence[Pair]
+    pairs: Sequence[PicturePair]
     strips: Sequence[Strip]
-    passages: Sequence[Passage] = ()
+    passages: Sequence[PassagePair] = ()
     empty: str = ""
     """Text instead of a gallery of texts or records on the page of a sweep."""
 

@@ -18,7 +18,7 @@ SHOWN = 3
 
 
 @dataclass(frozen=True)
-class Passage:
+class PassagePair:
     """Words of an original text or record and of the reconstruction."""
 
     row: Row
@@ -31,7 +31,7 @@ class Passage:
 
 def passages(
     folder: RunFolder, attacks: Sequence[Row], samples: Samples, worst: Collection[tuple[Any, ...]]
-) -> list[Passage]:
+) -> list[PassagePair]:
     """Return the best reconstructions of texts or records per arm and attack, best first; empty for images.
 
     `worst` are the keys of those that are shown if `output.images` is `worst`.
@@ -45,6 +45,6 @@ def passages(
     return [_passage(row, texts[key(row)], samples) for row in nearest if key(row) in texts and key(row) in allowed]
 
 
-def _passage(row: Row, text: Row, samples: Samples) -> Passage:
+def _passage(row: Row, text: Row, samples: Samples) -> PassagePair:
     rebuilt = zip(samples.words(text["reconstructed"]), text["right"], strict=True)
-    return Passage(row, samples.true_words(text["true"]), list(rebuilt))
+    return PassagePair(row, samples.true_words(text["true"]), list(rebuilt))

@@ -21,7 +21,7 @@ STRIPS = 3
 
 
 @dataclass(frozen=True)
-class Pair:
+class PicturePair:
     """Original image and reconstruction, as the report shows them side by side."""
 
     true: str | None
@@ -64,18 +64,18 @@ def key(row: Row) -> tuple[Any, ...]:
     return tuple(image_key(row).values())
 
 
-def pictures(folder: RunFolder, rows: Iterable[Row], samples: Samples) -> dict[tuple[Any, ...], Pair]:
+def pictures(folder: RunFolder, rows: Iterable[Row], samples: Samples) -> dict[tuple[Any, ...], PicturePair]:
     """Return the images for rows of `attacks`, by `key`; omit rows without images."""
     wanted = {key(row): row for row in rows} if samples.any else {}
     found = {}
     for image in _rows(folder, "images") if wanted else ():
         row = wanted.get(key(image))
         if row:
-            found[key(row)] = Pair(samples.true_image(image["true"]), samples.image(image["reconstructed"]), row)
+            found[key(row)] = PicturePair(samples.true_image(image["true"]), samples.image(image["reconstructed"]), row)
     return found
 
 
-def within(settings: Sequence[Sequence[Pair]], budget: int) -> list[Pair]:
+def within(settings: Sequence[Sequence[PicturePair]], budget: int) -> list[PicturePair]:
     """Return pairs of at most `budget` characters in total: first one pair of each setting, then the second pairs."""
     chosen = []
     for pair in (pair for rank in zip_longest(*settings) for pair in rank if pair):

@@ -24,7 +24,7 @@ from rayfed.evidence.victims import victims_by_attack
 from rayfed.report.html.explorer import Explorer, answered, explore
 from rayfed.report.html.page import Failure, Gallery, Page, Summary, flat, make_failure, optional_document, write_page
 from rayfed.report.html.passages import passages
-from rayfed.report.html.pictures import Pair, key, most_leaked, pictures, strips
+from rayfed.report.html.pictures import PicturePair, key, most_leaked, pictures, strips
 from rayfed.report.html.run_data import RunData
 from rayfed.report.html.run_guarantees import GuaranteeSection, make_guarantee_section, make_robustness_table
 from rayfed.report.html.run_leakage import LeakageSection, make_leakage_section
@@ -169,7 +169,7 @@ def _failure(data: RunData, url: str) -> Failure | None:
 
 
 def _make_summary(
-    data: RunData, gallery: Gallery, leakage: LeakageSection, worst: Row | None, pairs: dict[str, Pair | None]
+    data: RunData, gallery: Gallery, leakage: LeakageSection, worst: Row | None, pairs: dict[str, PicturePair | None]
 ) -> Summary:
     """Return the summary; `worst` is the row of the best reconstruction, `pairs` are images by arm."""
     classes = gallery.classes if data.samples.truth else None
@@ -206,7 +206,7 @@ def _make_gallery(data: RunData, explorer: Explorer, worst: Collection[tuple[Any
     )
 
 
-def _pairs(data: RunData, explorer: Explorer, worst: Collection[tuple[Any, ...]]) -> list[Pair]:
+def _pairs(data: RunData, explorer: Explorer, worst: Collection[tuple[Any, ...]]) -> list[PicturePair]:
     """Return the images with the highest scores of every arm and attack; `worst` is as in `_make_gallery`."""
     chosen = []
     for entry in explorer.entries:

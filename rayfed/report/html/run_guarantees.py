@@ -12,7 +12,7 @@ from rayfed.privacy.printing import at_most, caution, share_at_most
 from rayfed.report.html import plots
 from rayfed.report.html.run_data import RunData
 from rayfed.report.html.svg import Chart
-from rayfed.report.text.cells import Cell, Column, PageTable, estimate_cell
+from rayfed.report.text.cells import PageCell, PageColumn, PageTable, estimate_cell
 from rayfed.report.text.formats import NONE, counted, share
 from rayfed.report.text.proved_bounds import BOUNDS, bound_rows, measure_text, uncovered_text
 
@@ -61,30 +61,32 @@ def _guarantee_table(privacy: Sequence[Row]) -> PageTable | None:
             held.append(_guarantee_row(row))
         elif row["note"] is not None:
             missing.append(_missing_row(row))
-    columns = [Column("ε"), Column("δ")]
-    columns += [Column(title, is_text=True) for title in ("Protects", "Against", "Defence", "Accountant")]
+    columns = [PageColumn("ε"), PageColumn("δ")]
+    columns += [PageColumn(title, is_text=True) for title in ("Protects", "Against", "Defence", "Accountant")]
     return PageTable(columns, [*held, *missing]) if held or missing else None
 
 
-def _guarantee_row(row: Row) -> tuple[str, list[Cell]]:
+def _guarantee_row(row: Row) -> tuple[str, list[PageCell]]:
     note = f"; {row['note']}" if row["note"] else ""
     return row["arm"], [
-        Cell(at_most(row["epsilon"])),
-        Cell(at_most(row["delta"])),
-        Cell(row["adjacency"]),
-        Cell(f"{row['against']}{caution(row['epsilon'])}"),
-        Cell(row["defence"], f"{row['mechanism']}, {counted(row['rounds'], 'round')}{note}"),
-        Cell(row["accountant"].upper(), row["conversion"] or ""),
+        PageCell(at_most(row["epsilon"])),
+        PageCell(at_most(row["delta"])),
+        PageCell(row["adjacency"]),
+        PageCell(f"{row['against']}{caution(row['epsilon'])}"),
+        PageCell(row["defence"], f"{row['mechanism']}, {counted(row['rounds'], 'round')}{note}"),
+        PageCell(row["accountant"].upper(), row["conversion"] or ""),
     ]
 
 
-def _missing_row(row: Row) -> tuple[str, list[Cell]]:
-    return row["arm"], [Cell(NONE), Cell(NONE), Cell(row["note"], row["defence"] or "")]
+def _missing_row(row: Row) -> tuple[str, list[PageCell]]:
+    return row["arm"], [PageCell(NONE), PageCell(NONE), PageCell(row["note"], row["defence"] or "")]
 
 
 def _bounds_table(privacy: Sequence[Row]) -> PageTable | None:
-    rows = [(arm, [Cell(unit, defence), *map(Cell, bounds)]) for arm, defence, unit, *bounds in bound_rows(privacy)]
-    columns = [Column("Protects", is_text=True), *map(Column, BOUNDS)]
+    rows = [
+        (arm, [PageCell(unit, defence), *map(PageCell, bounds)]) for arm, defence, unit, *bounds in bound_rows(privacy)
+    ]
+    columns = [PageColumn("Protects", is_text=True), *map(PageColumn, BOUNDS)]
     return PageTable(columns, rows) if rows else None
 
 
@@ -92,16 +94,16 @@ def _comparisons(proved: Sequence[Row], compared: Sequence[BoundComparison]) -> 
     chart = plots.proved(proved, compared)
     assert chart is not None
     names = dict.fromkeys(f"{one.arm}, {one.attack}" for one in compared)
-    columns = [Column("Attack", is_text=True), Column("Measure", is_text=True)]
-    columns += [Column("Measured"), Column("Chance"), Column("Proved bound")]
+    columns = [PageColumn("Attack", is_text=True), PageColumn("Measure", is_text=True)]
+    columns += [PageColumn("Measured"), PageColumn("Chance"), PageColumn("Proved bound")]
     rows = []
     for one in compared:
         cells = [
-            Cell(one.attack),
-            Cell(measure_text(one), f"{one.hits} of {one.count}"),
+            PageCell(one.attack),
+            PageCell(measure_text(one), f"{one.hits} of {one.count}"),
             estimate_cell(one.share, share),
-            Cell(share(one.chance.value), f"to {share(one.chance.high)}"),
-            Cell(share_at_most(one.bound), "exceeded" if one.exceeds else ""),
+            PageCell(share(one.chance.value), f"to {share(one.chance.high)}"),
+            PageCell(share_at_most(one.bound), "exceeded" if one.exceeds else ""),
         ]
         rows.append((one.arm, cells))
     return Comparisons(chart, list(names), PageTable(columns, rows))
@@ -119,6 +121,6 @@ def make_robustness_table(data: RunData) -> PageTable | None:
             result = matrix.results.get((arm, opponent))
             backdoor = result.backdoor if result else None
             note = "" if backdoor is None else f"backdoor {share(backdoor)}"
-            cells.append(Cell(share(result.accuracy if result else None), note))
+            cells.append(PageCell(share(result.accuracy if result else None), note))
         rows.append((arm, cells))
-    return PageTable([Column(name) for name in matrix.opponents], rows, by_arm=False)
+    return PageTable([PageColumn(name) for name in matrix.opponents], rows, by_arm=False)

@@ -21,7 +21,15 @@ from rayfed.report.html.run_data import RunData
 from rayfed.report.html.success_plots import Success, success_rates
 from rayfed.report.html.svg import Chart
 from rayfed.report.text.attacks import attack_input_text, threshold_text
-from rayfed.report.text.cells import Cell, Column, PageTable, decibel_cell, estimate_cell, score_cell, spread_cell
+from rayfed.report.text.cells import (
+    PageCell,
+    PageColumn,
+    PageTable,
+    decibel_cell,
+    estimate_cell,
+    score_cell,
+    spread_cell,
+)
 from rayfed.report.text.figures import FAILED
 from rayfed.report.text.formats import NONE, fixed, points, share
 from rayfed.report.text.membership import pooled_legend
@@ -45,7 +53,7 @@ class LeakRow:
 
     attack: str
     notes: Sequence[str]
-    cells: Sequence[Cell]
+    cells: Sequence[PageCell]
     width: float | None
     """Length of the bar below the PSNR in per cent; None without a PSNR."""
 
@@ -55,7 +63,7 @@ class LeakGroup:
     """Results of all attacks on one arm."""
 
     arm: str
-    accuracy: Cell
+    accuracy: PageCell
     rows: Sequence[LeakRow]
     missing: str
     """Text instead of rows if no attack has a result."""
@@ -65,7 +73,7 @@ class LeakGroup:
 class LeakTable:
     """Table of leakage by arm and attack."""
 
-    columns: Sequence[Column]
+    columns: Sequence[PageColumn]
     groups: Sequence[LeakGroup]
     silent: str
     """Arms without a result, if they share one row."""
@@ -148,14 +156,14 @@ def _leak_table(data: RunData) -> LeakTable:
     return LeakTable(_columns(data, metrics, passing), groups, ", ".join(silent))
 
 
-def _columns(data: RunData, metrics: Sequence[Metric], passing: Sequence[str]) -> list[Column]:
+def _columns(data: RunData, metrics: Sequence[Metric], passing: Sequence[str]) -> list[PageColumn]:
     """Return the headings: the first metric, probabilities of reconstruction success, other metrics."""
     notes = {name: f"chance {text}" for name, text in _chances(data.leaks).items()}
     columns = []
     for metric in metrics:
         title = f"{metric.table_heading} ({metric.unit})" if metric.unit else metric.table_heading
-        columns.append(Column(title, notes.get(metric.name, "")))
-    columns[1:1] = [Column("PoRS", threshold_text(name, data.thresholds[name])) for name in passing]
+        columns.append(PageColumn(title, notes.get(metric.name, "")))
+    columns[1:1] = [PageColumn("PoRS", threshold_text(name, data.thresholds[name])) for name in passing]
     return columns
 
 
@@ -181,12 +189,12 @@ class _LeakRows:
         for name in self._passing:
             identified = self._identified.get((leak.arm, leak.attack, name))
             note = "" if identified is None else f"{identified} identified"
-            cells.append(Cell(share(leak.success[name]), note))
+            cells.append(PageCell(share(leak.success[name]), note))
         psnr = leak.scores["psnr"]
         for metric in others:
             given = metric.of_labels and leak.labels_given
             count = psnr.n if psnr else 0
-            cells.append(Cell("given") if given else score_cell(metric, leak.scores[metric.name], count))
+            cells.append(PageCell("given") if given else score_cell(metric, leak.scores[metric.name], count))
         return LeakRow(leak.attack, notes, cells, self._bar_width(leak))
 
     def _bar_width(self, leak: Leakage) -> float | None:
@@ -194,13 +202,13 @@ class _LeakRows:
         return None if psnr is None else round(max(100 * psnr.mean / self._highest, 0), 1)
 
 
-def _accuracy_cell(arm: ArmSummary, arms: Sequence[ArmSummary]) -> Cell:
+def _accuracy_cell(arm: ArmSummary, arms: Sequence[ArmSummary]) -> PageCell:
     note = ""
     if arm.accuracy_change is not None:
         note = f"{points(arm.accuracy_change)} points"
     elif len(arms) > 1 and arm is arms[0]:
         note = "reference"
-    return Cell(share(arm.accuracy), note)
+    return PageCell(share(arm.accuracy), note)
 
 
 def _metrics(data: RunData) -> list[Metric]:
@@ -314,11 +322,11 @@ def _criteria_table(data: RunData) -> PageTable | None:
     criteria = check_criteria(data.arms, data.leaks)
     if not criteria:
         return None
-    columns = [Column(title, is_text=True) for title in ("Attack", "Accuracy", "BP_MSE", "BP_KI", "Time", "All")]
+    columns = [PageColumn(title, is_text=True) for title in ("Attack", "Accuracy", "BP_MSE", "BP_KI", "Time", "All")]
     rows = []
     for one in criteria:
         results = (one.accuracy, one.bp_mse, one.bp_ki, one.seconds, one.satisfies)
-        rows.append((one.arm, [Cell(one.attack), *(Cell(_criterion_text(result)) for result in results)]))
+        rows.append((one.arm, [PageCell(one.attack), *(PageCell(_criterion_text(result)) for result in results)]))
     return PageTable(columns, rows)
 
 
@@ -329,17 +337,17 @@ def _criterion_text(satisfied: bool | None) -> str:
 
 
 def _inference_section(data: RunData) -> InferenceSection:
-    columns = [Column("Attack", is_text=True), Column("Measure", is_text=True)]
-    columns += [Column("Value"), Column("Control"), Column("Chance"), Column("Candidates")]
+    columns = [PageColumn("Attack", is_text=True), PageColumn("Measure", is_text=True)]
+    columns += [PageColumn("Value"), PageColumn("Control"), PageColumn("Chance"), PageColumn("Candidates")]
     rows = []
     for claim in data.claims:
         cells = [
-            Cell(claim.attack),
-            Cell(_INFERENCES[claim.metric]),
+            PageCell(claim.attack),
+            PageCell(_INFERENCES[claim.metric]),
             spread_cell(claim.value, fixed),
             spread_cell(claim.control, fixed),
-            Cell(fixed(claim.chance.mean) if claim.chance else NONE),
-            Cell(str(claim.candidates)),
+            PageCell(fixed(claim.chance.mean) if claim.chance else NONE),
+            PageCell(str(claim.candidates)),
         ]
         rows.append((claim.arm, cells))
     wanted = {(claim.arm, claim.attack) for claim in data.claims if claim.metric == "class_share"}
@@ -358,11 +366,11 @@ def _membership_table(claims: Sequence[InferenceResult]) -> PageTable | None:
     if not pooled:
         return None
     rates = [f"TPR at {100 * rate:g} % FPR" for rate in pooled[0][1].true_positives]
-    columns = [Column("Attack", is_text=True), Column("Members"), Column("Non-members")]
-    columns += [Column(title, "95 % interval") for title in ("AUC", "Control", *rates)]
+    columns = [PageColumn("Attack", is_text=True), PageColumn("Members"), PageColumn("Non-members")]
+    columns += [PageColumn(title, "95 % interval") for title in ("AUC", "Control", *rates)]
     rows = []
     for claim, curve in pooled:
-        cells = [Cell(claim.attack), Cell(str(curve.members)), Cell(str(curve.non_members))]
+        cells = [PageCell(claim.attack), PageCell(str(curve.members)), PageCell(str(curve.non_members))]
         cells += [estimate_cell(one, fixed) for one in (curve.auc, curve.control)]
         cells += [estimate_cell(one, share, "not measurable") for one in curve.true_positives.values()]
         rows.append((claim.arm, cells))
@@ -384,8 +392,8 @@ def _silence_table(results: Sequence[Leakage | InferenceResult], arms: Sequence[
         counted.append((sum(count for _, count in group), status, [reason, ", ".join(attacks), where]))
     if not counted:
         return None
-    columns = [Column(title, is_text=True) for title in ("Reason", "Attacks", "Arms")]
+    columns = [PageColumn(title, is_text=True) for title in ("Reason", "Attacks", "Arms")]
     rows = []
     for batches, status, texts in sorted(counted, key=lambda one: -one[0]):
-        rows.append((status, [*map(Cell, texts), Cell(str(batches))]))
-    return PageTable([*columns, Column("Batches")], rows, "Status", by_arm=False, label="Attacks without a result")
+        rows.append((status, [*map(PageCell, texts), PageCell(str(batches))]))
+    return PageTable([*columns, PageColumn("Batches")], rows, "Status", by_arm=False, label="Attacks without a result")

@@ -10,7 +10,7 @@ from rayfed.evidence.attack_results import attack_input
 from rayfed.evidence.rows import distortions
 from rayfed.evidence.training import ArmSummary
 from rayfed.evidence.verdicts import Verdict
-from rayfed.report.html.pictures import Pair
+from rayfed.report.html.pictures import PicturePair
 from rayfed.report.html.run_data import RunData
 from rayfed.report.text.attacks import attack_input_text
 from rayfed.report.text.formats import near, plain, share
@@ -36,7 +36,7 @@ class VerdictSection:
 
 
 @dataclass(frozen=True)
-class Figure:
+class CardValue:
     """Value on the card of an arm."""
 
     title: str
@@ -51,8 +51,8 @@ class Card:
 
     arm: str
     components: str
-    figures: Sequence[Figure]
-    pair: Pair | None
+    figures: Sequence[CardValue]
+    pair: PicturePair | None
     """Best reconstruction of an arm that leaks; None if it has no image."""
     source: str
     """Client, round and inputs of the best reconstruction; empty if the arm does not leak."""
@@ -75,7 +75,7 @@ def make_verdict_section(data: RunData, advice: str, failures: Sequence[str], ur
     )
 
 
-def make_cards(data: RunData, pairs: Mapping[str, Pair | None], texts: bool) -> list[Card]:
+def make_cards(data: RunData, pairs: Mapping[str, PicturePair | None], texts: bool) -> list[Card]:
     """Return the card of each arm, arms that leak first.
 
     `pairs` are the images of the best reconstructions by arm, `texts` whether samples are texts or records.
@@ -88,7 +88,7 @@ def make_cards(data: RunData, pairs: Mapping[str, Pair | None], texts: bool) -> 
         figures = [_accuracy(arm, data.arms)] if arm.rounds else []
         if arm.name in changes:
             note = "relative distance of the attacked update to the undefended one"
-            figures.append(Figure("Distortion", plain(changes[arm.name], 3), note))
+            figures.append(CardValue("Distortion", plain(changes[arm.name], 3), note))
         components = " → ".join(map(component_text, arm.components)) or "no defence"
         figures.append(_leakage(data, verdict, texts))
         if verdict and verdict.state == State.LEAKS:
@@ -98,24 +98,24 @@ def make_cards(data: RunData, pairs: Mapping[str, Pair | None], texts: bool) -> 
     return [*leaking, *others]
 
 
-def _accuracy(arm: ArmSummary, arms: Sequence[ArmSummary]) -> Figure:
-    return Figure("Test accuracy", share(arm.accuracy), quality_note(arm, arms))
+def _accuracy(arm: ArmSummary, arms: Sequence[ArmSummary]) -> CardValue:
+    return CardValue("Test accuracy", share(arm.accuracy), quality_note(arm, arms))
 
 
-def _leakage(data: RunData, verdict: Verdict | None, texts: bool) -> Figure:
+def _leakage(data: RunData, verdict: Verdict | None, texts: bool) -> CardValue:
     """Return the best reconstruction of an arm, its best inference, or its verdict."""
     if verdict is None:
-        return Figure("Leakage", "not measured", is_text=True)
+        return CardValue("Leakage", "not measured", is_text=True)
     row = verdict.closest
     if verdict.state == State.LEAKS and row:
-        return Figure("Best reconstruction", near(row), f"by {row['attack']}", is_text=texts)
+        return CardValue("Best reconstruction", near(row), f"by {row['attack']}", is_text=texts)
     if verdict.only_inferences:
-        return Figure("Inference", badge_text(verdict), is_text=True)
+        return CardValue("Inference", badge_text(verdict), is_text=True)
     note = ""
     if row:
         criterion = data.evidence.criterion
         note = f"max {near(row)}, {judgement_text(criterion, criterion.judge(row))}"
-    return Figure("Leakage", verdict.state, note, is_text=True)
+    return CardValue("Leakage", verdict.state, note, is_text=True)
 
 
 def _source(verdict: Verdict) -> str:

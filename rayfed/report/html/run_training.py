@@ -12,7 +12,7 @@ from rayfed.evidence.verdicts import Verdict
 from rayfed.report.html import plots
 from rayfed.report.html.run_data import RunData
 from rayfed.report.html.svg import CLASSES, Chart
-from rayfed.report.text.cells import Cell, Column, PageTable
+from rayfed.report.text.cells import PageCell, PageColumn, PageTable
 from rayfed.report.text.formats import NONE, counts, duration, mean_duration, mean_size, near, plain, share, size
 from rayfed.report.text.verdicts import badge_text
 from rayfed.store.finding import State
@@ -130,13 +130,13 @@ def _private_table(rows: Sequence[Row]) -> PageTable | None:
     """Return the measures of private layers in the first and in the last round."""
     if not rows:
         return None
-    columns = [Column("Layer", is_text=True), Column("Round"), Column("Distance between clients")]
-    columns += [Column("Rank"), Column("Scale")]
+    columns = [PageColumn("Layer", is_text=True), PageColumn("Round"), PageColumn("Distance between clients")]
+    columns += [PageColumn("Rank"), PageColumn("Scale")]
     cells = []
     for row in rows:
         if row["round"] in (rows[0]["round"], rows[-1]["round"]):
-            values = [Cell(plain(row[name], 3)) for name in ("distance", "rank", "scale")]
-            cells.append((row["arm"], [Cell(row["layer"]), Cell(str(row["round"] + 1)), *values]))
+            values = [PageCell(plain(row[name], 3)) for name in ("distance", "rank", "scale")]
+            cells.append((row["arm"], [PageCell(row["layer"]), PageCell(str(row["round"] + 1)), *values]))
     return PageTable(columns, cells)
 
 
@@ -145,16 +145,16 @@ def _sums_table(rows: Sequence[Row]) -> PageTable | None:
     if not rows:
         return None
     columns = [
-        Column("Round"),
-        *map(Column, _STEPS.values()),
-        Column("Protocol bytes"),
-        Column("Aborted", is_text=True),
+        PageColumn("Round"),
+        *map(PageColumn, _STEPS.values()),
+        PageColumn("Protocol bytes"),
+        PageColumn("Aborted", is_text=True),
     ]
     cells = []
     for row in rows:
-        steps = [Cell(NONE if row[name] is None else str(row[name])) for name in _STEPS]
-        last = [Cell(size(row["protocol_bytes"])), Cell(row["aborted"] or "no")]
-        cells.append((row["arm"], [Cell(str(row["round"] + 1)), *steps, *last]))
+        steps = [PageCell(NONE if row[name] is None else str(row[name])) for name in _STEPS]
+        last = [PageCell(size(row["protocol_bytes"])), PageCell(row["aborted"] or "no")]
+        cells.append((row["arm"], [PageCell(str(row["round"] + 1)), *steps, *last]))
     return PageTable(columns, cells, label="Secure aggregation")
 
 
@@ -185,23 +185,23 @@ def make_cost_section(data: RunData, noun: str) -> CostSection:
     """Return the section on time and traffic; `noun` names the samples."""
     simulated = any(arm.simulated for arm in data.arms)
     verdicts = {verdict.arm: verdict for verdict in data.evidence.verdicts}
-    columns = [Column("Rounds"), Column("Actor time per round", "without rounds in which processes warm up")]
+    columns = [PageColumn("Rounds"), PageColumn("Actor time per round", "without rounds in which processes warm up")]
     if simulated:
         titles = ("Simulated time per round", "Simulated time, all rounds", "Waiting time of clients", "Left out")
-        columns += [Column(title) for title in (*titles, "Accuracy", "Best reconstruction")]
-    columns += [Column("One client's update"), Column("Clients → server"), Column("Server → clients")]
+        columns += [PageColumn(title) for title in (*titles, "Accuracy", "Best reconstruction")]
+    columns += [PageColumn("One client's update"), PageColumn("Clients → server"), PageColumn("Server → clients")]
     rows = []
     for arm in data.arms:
-        cells = [Cell(str(arm.rounds)), Cell(mean_duration(arm.actor_seconds))]
+        cells = [PageCell(str(arm.rounds)), PageCell(mean_duration(arm.actor_seconds))]
         if simulated:
             cells += _simulated_cells(arm, verdicts.get(arm.name))
-        cells += [Cell(mean_size(arm.update_bytes)), Cell(size(arm.bytes_up)), Cell(size(arm.bytes_down))]
+        cells += [PageCell(mean_size(arm.update_bytes)), PageCell(size(arm.bytes_up)), PageCell(size(arm.bytes_down))]
         rows.append((arm.name, cells))
     arms = PageTable(columns, rows) if data.trained else None
     return CostSection(arms, _attack_times(data, noun), simulated)
 
 
-def _simulated_cells(arm: ArmSummary, verdict: Verdict | None) -> list[Cell]:
+def _simulated_cells(arm: ArmSummary, verdict: Verdict | None) -> list[PageCell]:
     """Return the simulated times of an arm, with its accuracy and its best reconstruction."""
     times = [NONE] * 4
     if arm.simulated:
@@ -211,16 +211,16 @@ def _simulated_cells(arm: ArmSummary, verdict: Verdict | None) -> list[Cell]:
     if verdict:
         leaks = verdict.state == State.LEAKS and verdict.closest
         leakage = near(verdict.closest) if leaks and verdict.closest else badge_text(verdict)
-    return [*map(Cell, times), Cell(share(arm.accuracy)), Cell(leakage)]
+    return [*map(PageCell, times), PageCell(share(arm.accuracy)), PageCell(leakage)]
 
 
 def _attack_times(data: RunData, noun: str) -> PageTable | None:
     if not data.scored:
         return None
-    columns = [Column("Attack", is_text=True), Column(f"{noun.capitalize()}s")]
-    columns += [Column("Iterations"), Column("Time per batch")]
+    columns = [PageColumn("Attack", is_text=True), PageColumn(f"{noun.capitalize()}s")]
+    columns += [PageColumn("Iterations"), PageColumn("Time per batch")]
     rows = []
     for leak in data.scored:
-        numbers = [Cell(str(leak.images)), Cell(counts(leak.iterations)), Cell(mean_duration(leak.seconds))]
-        rows.append((leak.arm, [Cell(leak.attack), *numbers]))
+        numbers = [PageCell(str(leak.images)), PageCell(counts(leak.iterations)), PageCell(mean_duration(leak.seconds))]
+        rows.append((leak.arm, [PageCell(leak.attack), *numbers]))
     return PageTable(columns, rows, label="Time of the attacks")

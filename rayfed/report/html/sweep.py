@@ -23,11 +23,11 @@ from rayfed.evidence.verdicts import closest, criterion_of
 from rayfed.metrics.measures import MEASURES
 from rayfed.report.html.explorer import PREFERRED, Explorer, explore
 from rayfed.report.html.page import Gallery, Page, Summary, flat, make_failure, optional_document, write_page
-from rayfed.report.html.pictures import SHOWN, Pair, key, most_leaked, pictures, strips, within
+from rayfed.report.html.pictures import SHOWN, PicturePair, key, most_leaked, pictures, strips, within
 from rayfed.report.html.sweep_plots import Curve, curves
 from rayfed.report.samples import of_sweep
 from rayfed.report.text.batch_sizes import label_grid
-from rayfed.report.text.cells import Cell, Column, PageTable
+from rayfed.report.text.cells import PageCell, PageColumn, PageTable
 from rayfed.report.text.formats import NONE, counted, duration, size
 from rayfed.report.text.guarantees import short_keys_text
 from rayfed.report.text.knowledge_pairs import failed_attack_text
@@ -154,7 +154,7 @@ def _preferred(scenario: Row) -> list[str]:
     return [*objectives, *PREFERRED]
 
 
-def _warnings(sweep: SweepFolder, rows: Sequence[Row], gallery: Gallery, pair: Pair | None) -> list[str]:
+def _warnings(sweep: SweepFolder, rows: Sequence[Row], gallery: Gallery, pair: PicturePair | None) -> list[str]:
     warnings = short_keys_text(sweep.scenario, _key_lengths(rows, sweep.fields))
     if gallery.samples.warning and (pair or gallery.strips or gallery.pairs):
         warnings.append(gallery.samples.warning)
@@ -231,7 +231,7 @@ class _SampleReader:
 
 def _make_gallery(
     reader: _SampleReader, explorer: Explorer, arms: Sequence[str], criterion: Criterion, noun: str
-) -> tuple[Gallery, Pair | None, Nearest | None]:
+) -> tuple[Gallery, PicturePair | None, Nearest | None]:
     """Return the samples, and the best reconstruction with its images; `noun` names the samples."""
     samples = reader.samples
     worst = _closest(reader.nearest, criterion)
@@ -264,7 +264,7 @@ def _closest(nearest: Sequence[Nearest], criterion: Criterion) -> Nearest | None
     return next((one for one in nearest if one.row is row), None)
 
 
-def _pairs(reader: _SampleReader, explorer: Explorer, worst: Collection[tuple[Any, ...]]) -> list[list[Pair]]:
+def _pairs(reader: _SampleReader, explorer: Explorer, worst: Collection[tuple[Any, ...]]) -> list[list[PicturePair]]:
     """Return the best reconstructions of each setting and attack over all repeats, if the page may show them.
 
     `worst` are the keys of those that are shown if `output.images` is `worst`.
@@ -272,7 +272,7 @@ def _pairs(reader: _SampleReader, explorer: Explorer, worst: Collection[tuple[An
     found = []
     for entry in explorer.entries:
         one = entry.setting
-        pairs: list[Pair] = []
+        pairs: list[PicturePair] = []
         for run in _runs(one):
             if reader.samples.mode == "worst":
                 rows = [row for row in reader.own_attacks(run, one) if (run, *key(row)) in worst]
@@ -284,19 +284,19 @@ def _pairs(reader: _SampleReader, explorer: Explorer, worst: Collection[tuple[An
     return found
 
 
-def _psnr(pair: Pair) -> float:
+def _psnr(pair: PicturePair) -> float:
     value = pair.row["psnr"]
     return float(value) if measured(value) else float("-inf")
 
 
 def _unfinished_table(rows: Sequence[Row], fields: Sequence[str]) -> PageTable:
-    columns = [Column(title, is_text=True) for title in ("Trial", "Values", "Status", "Reason")]
+    columns = [PageColumn(title, is_text=True) for title in ("Trial", "Values", "Status", "Reason")]
     cells = []
     for row in rows:
         values = ", ".join(f"{field} = {row[field]}" for field in fields if row[field] is not None)
         reason = row["error"] or "no reason given"
-        trial = Cell(str(row["trial"]), f"seed {row['seed']}")
-        cells.append((row["arm"], [trial, Cell(values), Cell(row["status"]), Cell(reason)]))
+        trial = PageCell(str(row["trial"]), f"seed {row['seed']}")
+        cells.append((row["arm"], [trial, PageCell(values), PageCell(row["status"]), PageCell(reason)]))
     return PageTable(columns, cells)
 
 
@@ -315,15 +315,15 @@ def _cost_table(rows: Sequence[Row], arms: Sequence[str]) -> PageTable | None:
             _cost_cell(measure_spread(row["bytes_up"] for row in trials), size),
             _cost_cell(measure_spread(row["bytes_down"] for row in trials), size),
         ]
-        cells.append((arm, [Cell(str(len(trials))), *costs]))
-    return PageTable([Column(title) for title in titles], cells)
+        cells.append((arm, [PageCell(str(len(trials))), *costs]))
+    return PageTable([PageColumn(title) for title in titles], cells)
 
 
-def _cost_cell(value: Spread | None, form: Callable[[float], str]) -> Cell:
+def _cost_cell(value: Spread | None, form: Callable[[float], str]) -> PageCell:
     """Return a mean, with the range of several values."""
     if value is None:
-        return Cell(NONE)
-    return Cell(form(value.mean), f"{form(value.low)} to {form(value.high)}" if value.n > 1 else "")
+        return PageCell(NONE)
+    return PageCell(form(value.mean), f"{form(value.low)} to {form(value.high)}" if value.n > 1 else "")
 
 
 def _count_trials(rows: Iterable[Row]) -> int:

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from rayfed.evidence.figures import SHOWN
 from rayfed.evidence.pareto import front
-from rayfed.evidence.settings import Estimate, Setting, of_attacks
+from rayfed.evidence.settings import MeanEstimate, Setting, of_attacks
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.measures import MEASURES
 from rayfed.report.html.explorer import Explorer
@@ -155,7 +155,7 @@ def _differ(measure: str, settings: Sequence[Setting]) -> bool:
     return len({cell_text(measure, one.measures[measure]) for one in settings}) > 1
 
 
-def _bars(value: Estimate) -> list[list[float]] | None:
+def _bars(value: MeanEstimate) -> list[list[float]] | None:
     if value.interval is None:
         return None
     low, high = value.interval

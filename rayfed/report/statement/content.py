@@ -73,7 +73,7 @@ _PLACES = ("command", "search_path", "earlier", "hashes")
 
 
 @dataclass(frozen=True)
-class Table:
+class StatementTable:
     """Table of text in a statement."""
 
     headings: Sequence[str]
@@ -82,7 +82,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Picture:
+class StatementPicture:
     """Sample and reconstruction in a statement: images as `data:` URLs, or words. `true` is None if not shown."""
 
     true: str | None
@@ -91,12 +91,12 @@ class Picture:
     is_image: bool
 
 
-Block = str | list[str] | Table | Picture
+Block = str | list[str] | StatementTable | StatementPicture
 """A paragraph, a list of points, a table, or a sample."""
 
 
 @dataclass(frozen=True)
-class Section:
+class StatementSection:
     """Section of a statement, with the legal question that the section addresses."""
 
     title: str
@@ -135,20 +135,22 @@ class Statement:
         return [" ".join([*sentences, NOT_ADVICE]), *filter(None, [self._warning])]
 
     @property
-    def sections(self) -> list[Section]:
+    def sections(self) -> list[StatementSection]:
         """Return all sections in the order of the statement."""
         return [
-            Section("Verdict", self._verdict),
-            Section("System and data", self._system, "GDPR art. 35(7)(a): description and purposes"),
-            Section("Necessity and cost", self._necessity, "GDPR art. 35(7)(b): necessity and proportionality"),
-            Section("Attackers", self._attackers, _MEANS),
-            Section("Attacks and budgets", [self._budgets], _MEANS),
-            Section("Reconstructions", self._recovered, f"{_EXTRACTION}; GDPR art. 35(7)(c): risks"),
-            Section("Inference", self._inferred, f"{_QUERIES}; GDPR art. 35(7)(c): risks"),
-            Section("Protective measures and proved bounds", self._measures, "GDPR art. 35(7)(d): measures"),
-            Section("Not measured", [self._unmeasured]),
-            Section("Environment", [self._environment]),
-            Section("Hashes", self._hashes),
+            StatementSection("Verdict", self._verdict),
+            StatementSection("System and data", self._system, "GDPR art. 35(7)(a): description and purposes"),
+            StatementSection(
+                "Necessity and cost", self._necessity, "GDPR art. 35(7)(b): necessity and proportionality"
+            ),
+            StatementSection("Attackers", self._attackers, _MEANS),
+            StatementSection("Attacks and budgets", [self._budgets], _MEANS),
+            StatementSection("Reconstructions", self._recovered, f"{_EXTRACTION}; GDPR art. 35(7)(c): risks"),
+            StatementSection("Inference", self._inferred, f"{_QUERIES}; GDPR art. 35(7)(c): risks"),
+            StatementSection("Protective measures and proved bounds", self._measures, "GDPR art. 35(7)(d): measures"),
+            StatementSection("Not measured", [self._unmeasured]),
+            StatementSection("Environment", [self._environment]),
+            StatementSection("Hashes", self._hashes),
         ]
 
     @cached_property
@@ -167,7 +169,7 @@ class Statement:
 
     @property
     def _warning(self) -> str | None:
-        if self._samples.warning is None or not any(isinstance(block, Picture) for block in self._worst):
+        if self._samples.warning is None or not any(isinstance(block, StatementPicture) for block in self._worst):
             return None
         return samples_warning(self._samples.mode, "statement")
 
@@ -183,20 +185,24 @@ class Statement:
         table = self._table
         blocks: list[Block] = [
             table.title,
-            Table(["Arm", *table.headings], [[row.arm, *row.cells] for row in table.rows]),
+            StatementTable(["Arm", *table.headings], [[row.arm, *row.cells] for row in table.rows]),
             list(table.reasons),
             *table.legend,
         ]
         return [block for block in blocks if block]
 
-    def _entries(self, *keys: str) -> Table:
+    def _entries(self, *keys: str) -> StatementTable:
         rows = [[QUESTIONS[key], self.about.get(key, f"NOT GIVEN ({key}, in the file of --about)")] for key in keys]
-        return Table(["Question", "Operator's entry"], rows)
+        return StatementTable(["Question", "Operator's entry"], rows)
 
     @property
     def _system(self) -> list[Block]:
         entries = self._entries("system", "controller", "purposes", "data", "people", "access")
-        return [entries, "Settings of the run, from its scenario:", Table(["Part", "Setting"], list(self._settings()))]
+        return [
+            entries,
+            "Settings of the run, from its scenario:",
+            StatementTable(["Part", "Setting"], list(self._settings())),
+        ]
 
     def _settings(self) -> Iterator[tuple[str, str]]:
         scenario = self._data.scenario
@@ -239,7 +245,7 @@ class Statement:
         ]
         change = f"Change from {self._data.arms[0].name}"
         headings = ["Arm", "Test accuracy", change, "Training time per round", "Upload per round"]
-        blocks: list[Block] = [self._entries("necessity"), Table(headings, rows)]
+        blocks: list[Block] = [self._entries("necessity"), StatementTable(headings, rows)]
         if len(self._data.arms) > 1:
             blocks.append("Each arm was trained once. Repeat the run to separate differences from chance.")
         return blocks
@@ -258,7 +264,7 @@ class Statement:
             for rows in groups.values()
         ]
         return [
-            Table(["Tested: attacker with", "Attacks"], tested or [["nothing was tested", ""]]),
+            StatementTable(["Tested: attacker with", "Attacks"], tested or [["nothing was tested", ""]]),
             "Not tested:",
             list(self._untested()),
         ]
@@ -302,7 +308,7 @@ class Statement:
             if row not in rows:
                 rows.append(row)
         headings = ["Attack", "Version", "Iterations per search", "Reconstructions", "Total time"]
-        return Table(headings, rows) if rows else "No attack was run."
+        return StatementTable(headings, rows) if rows else "No attack was run."
 
     def _budget(self, name: str, leaks: Sequence[Leakage]) -> list[str]:
         searched = [leak.iterations for leak in leaks if leak.iterations and leak.iterations.high]
@@ -332,7 +338,7 @@ class Statement:
             if leak.scores[name] and leak.people
         ]
         return [
-            Table(headings, rows),
+            StatementTable(headings, rows),
             f"The rate counts each {noun} once if any attack on it is a leak as defined above. Intervals are exact "
             "(Clopper and Pearson) for independent samples. Samples of one update are not independent. A rate of 0 % "
             "means only that these attacks reconstructed none of the attacked samples.",
@@ -387,11 +393,13 @@ class Statement:
             samples = self._samples
             if samples.any and is_image:
                 true, rebuilt = samples.true_image(found["true"]), samples.image(found["reconstructed"])
-                yield Picture(true, rebuilt, near(row), is_image=True)
+                yield StatementPicture(true, rebuilt, near(row), is_image=True)
             elif samples.any:
                 true_words = samples.true_words(found["true"])
                 original = None if true_words is None else " ".join(true_words)
-                yield Picture(original, " ".join(samples.words(found["reconstructed"])), near(row), is_image=False)
+                yield StatementPicture(
+                    original, " ".join(samples.words(found["reconstructed"])), near(row), is_image=False
+                )
             if not is_image and not samples.truth:
                 yield "The hash is left out, because a text or a row can be found from its hash by trying values."
                 continue
@@ -416,13 +424,13 @@ class Statement:
         )
         few = dict.fromkeys(text for claim in self._data.claims if claim.roc for text in unknown_rates_text(claim.roc))
         headings = ["Arm", "Attack", "Measure", "Value (95 % interval)", "Chance", "Control", "Result"]
-        blocks: list[Block] = [Table(headings, rows), AUC_LEGEND] if rows else []
+        blocks: list[Block] = [StatementTable(headings, rows), AUC_LEGEND] if rows else []
         return [*blocks, [*few, *unmeasured]]
 
     @property
     def _measures(self) -> list[Block]:
         arms = [[arm.name, " → ".join(map(component_text, arm.components)) or "none"] for arm in self._data.arms]
-        blocks: list[Block] = [self._entries("measures"), Table(["Arm", "Defences"], arms)]
+        blocks: list[Block] = [self._entries("measures"), StatementTable(["Arm", "Defences"], arms)]
         proved, attacks, inferences = self._data.proved, self._data.attacks, self._data.inferences
         images = self._data.evidence.criterion.modality == "pixels"
         trained = self._data.trained
@@ -433,7 +441,7 @@ class Statement:
         beside = [comparison_text(one) for one in closest_comparisons(compare_bounds(proved, attacks, inferences))]
         uncovered = uncovered_text(attacks_without_bound(self._data.privacy, proved, attacks, inferences))
         if bounds := bound_rows(self._data.privacy):
-            blocks += [Table(["Arm", "Defence", "Unit", *BOUNDS], bounds), _BOUNDS]
+            blocks += [StatementTable(["Arm", "Defence", "Unit", *BOUNDS], bounds), _BOUNDS]
         if beside:
             blocks += ["Measurements closest to their proved bounds:", beside]
         return [*blocks, uncovered] if uncovered else blocks
@@ -491,7 +499,7 @@ class Statement:
                 rows.append([name, sha256(self.original.read_bytes(name)).hexdigest()])
         rows += [[f"Table {table}", digest] for table in TABLES if (digest := _hash_table(self.original, table))]
         return [
-            Table(["Item", "SHA-256"], rows, has_hashes=True),
+            StatementTable(["Item", "SHA-256"], rows, has_hashes=True),
             "The hash of a table is that of the output of “sha256sum TABLE/*.parquet” in the run's folder. To make "
             f"this statement again from the folder: “rayfed statement RUN{' --redact' if self.redacted else ''}”.",
         ]

@@ -11,7 +11,7 @@ from rayfed.report.export.tables import markdown_cell
 from rayfed.report.html.page import environment, policy
 from rayfed.report.html.unscored import TABLE
 from rayfed.report.statement.about import read_about
-from rayfed.report.statement.content import Block, Picture, Statement, Table
+from rayfed.report.statement.content import Block, Statement, StatementPicture, StatementTable
 from rayfed.results.loading import Run
 from rayfed.results.sweep_folder import is_sweep
 from rayfed.store.folder import RunFolder
@@ -68,10 +68,10 @@ def as_markdown(statement: Statement) -> str:
 def _lines(block: Block) -> Iterator[str]:
     if isinstance(block, str):
         yield markdown_cell(block)
-    elif isinstance(block, Table):
+    elif isinstance(block, StatementTable):
         for row in (block.headings, ["---"] * len(block.headings), *block.rows):
             yield f"| {' | '.join(markdown_cell(cell) for cell in row)} |"
-    elif isinstance(block, Picture):
+    elif isinstance(block, StatementPicture):
         shown = {"true": block.true, "reconstructed": block.reconstructed}
         for name, sample in shown.items():
             if sample is None:

@@ -12,7 +12,7 @@ from rayfed.report.text.formats import NONE, decibel_mean, error, fixed, share
 
 
 @dataclass(frozen=True)
-class Cell:
+class PageCell:
     """Cell of a table."""
 
     text: str
@@ -21,7 +21,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Column:
+class PageColumn:
     """Heading of a column of numbers, or of text if `is_text`."""
 
     title: str
@@ -38,9 +38,9 @@ class Column:
 class PageTable:
     """Table on a page; the first column has the headings of the rows."""
 
-    columns: Sequence[Column]
+    columns: Sequence[PageColumn]
     """Columns after the first."""
-    rows: Sequence[tuple[str, Sequence[Cell]]]
+    rows: Sequence[tuple[str, Sequence[PageCell]]]
     """Heading and cells of each row."""
     heading: str = "Arm"
     """Heading of the first column."""
@@ -50,35 +50,37 @@ class PageTable:
     """Description of a table that scrolls; empty for a table in full height."""
 
 
-def spread_cell(value: Spread | None, form: Callable[[float], str], count: int = 0) -> Cell:
+def spread_cell(value: Spread | None, form: Callable[[float], str], count: int = 0) -> PageCell:
     """Return a mean with its standard deviation and range; the number of values only if it is not `count`."""
     if value is None:
-        return Cell(NONE)
+        return PageCell(NONE)
     deviation = "" if value.sd is None else f", sd {form(value.sd)}"
     number = "" if value.n == count else f", n = {value.n}"
-    return Cell(f"{form(value.mean)}{deviation}", f"{form(value.low)} to {form(value.high)}{number}")
+    return PageCell(f"{form(value.mean)}{deviation}", f"{form(value.low)} to {form(value.high)}{number}")
 
 
-def decibel_cell(value: Spread | None) -> Cell:
+def decibel_cell(value: Spread | None) -> PageCell:
     """Return the mean of a PSNR with its standard deviation, range and number of values."""
     if value is None:
-        return Cell(NONE)
+        return PageCell(NONE)
     deviation = "" if value.sd is None else f", sd {fixed(value.sd, 1)}"
     ends = f"{decibel_mean(value.low)} to {decibel_mean(value.high)}"
-    return Cell(f"{decibel_mean(value.mean)}{deviation}", f"{ends}, n = {value.n}")
+    return PageCell(f"{decibel_mean(value.mean)}{deviation}", f"{ends}, n = {value.n}")
 
 
-def score_cell(metric: Metric, value: Spread | None, count: int) -> Cell:
+def score_cell(metric: Metric, value: Spread | None, count: int) -> PageCell:
     """Return the values of a metric; `count` is the number of values that other cells of the row have."""
     if value is None:
-        return Cell(NONE)
+        return PageCell(NONE)
     if metric.format == "hit" or metric.compares == "labels":
-        return Cell(share(value.mean), f"n = {value.n}")
+        return PageCell(share(value.mean), f"n = {value.n}")
     if metric.unit == "dB":
         return decibel_cell(value)
     return spread_cell(value, error if metric.format == "error" else fixed, count)
 
 
-def estimate_cell(value: Estimate | None, form: Callable[[float], str], unknown: str = NONE) -> Cell:
+def estimate_cell(value: Estimate | None, form: Callable[[float], str], unknown: str = NONE) -> PageCell:
     """Return an estimate with its interval."""
-    return Cell(unknown) if value is None else Cell(form(value.value), f"{form(value.low)} to {form(value.high)}")
+    return (
+        PageCell(unknown) if value is None else PageCell(form(value.value), f"{form(value.low)} to {form(value.high)}")
+    )

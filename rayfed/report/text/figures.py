@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import isinf
 
-from rayfed.evidence.figures import Cell, round_estimate
-from rayfed.evidence.settings import Estimate, Setting, of_attacks
+from rayfed.evidence.figures import RoundedEstimate, round_estimate
+from rayfed.evidence.settings import MeanEstimate, Setting, of_attacks
 from rayfed.metrics.measures import MEASURES
 from rayfed.privacy.printing import at_most
 from rayfed.report.text.formats import NONE, duration, size
@@ -32,7 +32,7 @@ def heading(measure: str) -> str:
     return f"{title} ({unit})" if unit else title
 
 
-def number_text(cell: Cell) -> str:
+def number_text(cell: RoundedEstimate) -> str:
     """Format a rounded number: `12.3`, `12.34 ± 0.56`, `12.3 (10.1 to 13.2)`, or `12.3 (11.8, 12.9)` for two values."""
     if cell.ends is None:
         return f"{'≥' if cell.at_ceiling else ''}{cell.value:.{cell.digits}g}"
@@ -44,7 +44,7 @@ def number_text(cell: Cell) -> str:
     return f"{mean} ± {cell.half:.{cell.decimals}f}"
 
 
-def cell_text(measure: str, estimate: Estimate | None) -> str:
+def cell_text(measure: str, estimate: MeanEstimate | None) -> str:
     """Format an estimate as a table cell: `12.3`, or `12.34 ± 0.56` with half the 95 % interval.
 
     An asymmetric interval is given by its ends. Two values have no interval and follow their mean, as in
@@ -89,7 +89,7 @@ def value_text(measure: str, value: float) -> str:
     return f"{value:.4g} {unit}".strip()
 
 
-def interval_text(measure: str, estimate: Estimate) -> str:
+def interval_text(measure: str, estimate: MeanEstimate) -> str:
     """Format a mean with unit and 95 % interval, `12.3 dB (11.8 dB to 12.9 dB)`, or with both of two values.
 
     Without an interval, return only the mean.

@@ -7,7 +7,7 @@ from typing import Any
 
 from rayfed.evidence.bounds import Bound, BoundedShare
 from rayfed.evidence.checks import (
-    Budget,
+    AttackBudget,
     Check,
     Count,
     GateReason,
@@ -193,7 +193,7 @@ def _labels_recovered(recovered: Recovered, check: Check) -> str:
     return f"labels recovered: {labels_beyond_text([recovered.finding])}"
 
 
-def _budget(budget: Budget, check: Check) -> str:
+def _budget(budget: AttackBudget, check: Check) -> str:
     parts = ["closed forms only"] if budget.only_closed_forms else list(map(_search_text, budget.searches))
     return f"budget: {', '.join([*parts, duration(budget.seconds)])} in all"
 

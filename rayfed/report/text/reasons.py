@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rayfed.core.reasons import OF_DECLARATION, Reason
-from rayfed.evidence.criteria import Criterion, Judgement
+from rayfed.evidence.criteria import Criterion, CriterionResult
 from rayfed.metrics.known import METRICS
 from rayfed.store.finding import Attacker, Doubt, Elsewhere, Finding, Gap, Missing, NoResult, NotRun, Overtaken, Pending
 
@@ -63,9 +63,9 @@ _ELSEWHERE = {
     Elsewhere.NO_LEAK: "did not succeed here",
 }
 _JUDGEMENTS = {
-    Judgement.LEAK: "reconstructed",
-    Judgement.NOT_COMPARED: "not compared with the baseline",
-    Judgement.BELOW_BASELINE: "does not beat the baseline",
+    CriterionResult.LEAK: "reconstructed",
+    CriterionResult.NOT_COMPARED: "not compared with the baseline",
+    CriterionResult.BELOW_BASELINE: "does not beat the baseline",
 }
 
 
@@ -143,12 +143,12 @@ def overtaken_text(one: Overtaken) -> str:
     return f"{where} and {_ELSEWHERE[one.here]}, so this arm may leak as well"
 
 
-def judgement_text(criterion: Criterion, judgement: Judgement) -> str:
+def judgement_text(criterion: Criterion, judgement: CriterionResult) -> str:
     """Return `reconstructed` for a leak, otherwise the reason why a reconstruction is no leak."""
-    if judgement == Judgement.PUBLIC_AS_CLOSE:
+    if judgement == CriterionResult.PUBLIC_AS_CLOSE:
         return f"not closer than a public {criterion.noun}"
-    if judgement == Judgement.CLOSER_TO_ANOTHER:
+    if judgement == CriterionResult.CLOSER_TO_ANOTHER:
         return f"closer to another {criterion.noun}"
-    if judgement == Judgement.BELOW_THRESHOLD:
+    if judgement == CriterionResult.BELOW_THRESHOLD:
         return f"below {criterion.written(criterion.threshold)}"
     return _JUDGEMENTS[judgement]

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from rayfed.evidence.arms import arm_and_opponent
 from rayfed.evidence.outcomes import yaml_line
-from rayfed.evidence.recommend import SIMULATED, Bound, BoundCheck, Candidate, Recommendation
+from rayfed.evidence.recommend import SIMULATED, ArmCandidate, BoundCheck, MeasureBound, Recommendation
 from rayfed.evidence.rows import Row
-from rayfed.evidence.settings import Estimate, Setting
+from rayfed.evidence.settings import MeanEstimate, Setting
 from rayfed.metrics.measures import MEASURES
 from rayfed.report.text.figures import interval_text, value_text
 from rayfed.report.text.formats import NONE, counted
@@ -33,7 +33,7 @@ def answer(found: Recommendation) -> str:
     return f"{found.meeting} of {counted(found.candidates, 'setting')} {verb} {bounds}. Cheapest ({costs}):"
 
 
-def bound_text(bound: Bound) -> str:
+def bound_text(bound: MeasureBound) -> str:
     """Format a bound: `PSNR ≤ 12 dB`."""
     sign = "≤" if bound.at_most else "≥"
     return f"{MEASURES[bound.measure].title} {sign} {value_text(bound.measure, bound.limit)}"
@@ -58,7 +58,7 @@ def judged(check: BoundCheck) -> list[str]:
     return [bound_text(bound), measured, _result(check, estimate), attack or NONE]
 
 
-def _result(check: BoundCheck, estimate: Estimate) -> str:
+def _result(check: BoundCheck, estimate: MeanEstimate) -> str:
     """Return whether a measured value satisfies its bound."""
     bound = check.bound
     if check.share:
@@ -180,7 +180,7 @@ def _guarantee(chosen: Setting) -> str:
     )
 
 
-def rerun_commands(url: str, scenario: Row, chosen: Candidate) -> dict[str, str]:
+def rerun_commands(url: str, scenario: Row, chosen: ArmCandidate) -> dict[str, str]:
     """Return the shell commands that rerun a candidate, by the description of what each runs.
 
     `url` is the folder of the results.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import inf
 
 from rayfed.evidence.attack_results import attack_input
-from rayfed.evidence.criteria import Criterion, Judgement
+from rayfed.evidence.criteria import Criterion, CriterionResult
 from rayfed.evidence.rows import Row, measured
 from rayfed.evidence.training import ArmSummary
 from rayfed.report.text.attacks import attack_input_text
@@ -70,7 +70,7 @@ def best_reconstruction(
     if where:
         sample = f"{sample} {where}"
     judgement = criterion.judge(row)
-    if judgement == Judgement.LEAK:
+    if judgement == CriterionResult.LEAK:
         best = SummaryEntry("Best reconstruction", [f"{row['attack']} reconstructed {sample} {preposition}{score}."])
     else:
         result = f"by {row['attack']}, {score} ({judgement_text(criterion, judgement)})"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rayfed.errors import UserError, nearest
 from rayfed.evidence.figures import SHOWN, best_rows, seeds_differ
-from rayfed.evidence.settings import Estimate, Setting, of_attacks
+from rayfed.evidence.settings import MeanEstimate, Setting, of_attacks
 from rayfed.metrics.measures import MEASURES
 from rayfed.report.text.figures import (
     FAILED_LEGEND,
@@ -152,11 +152,11 @@ def _notes_on_intervals(settings: Sequence[Setting], shown: Sequence[str]) -> li
     return notes
 
 
-def _estimates(settings: Sequence[Setting], measures: Sequence[str]) -> list[Estimate]:
+def _estimates(settings: Sequence[Setting], measures: Sequence[str]) -> list[MeanEstimate]:
     return [one.measures[name] for one in settings for name in measures if name in one.measures]
 
 
-def _notes_on_unit(known: Sequence[Estimate], over: str, unit: str, test: str) -> list[str]:
+def _notes_on_unit(known: Sequence[MeanEstimate], over: str, unit: str, test: str) -> list[str]:
     """Return the numbers of values of the intervals over repeats or over victims."""
     notes = []
     values = [value for value in known if value.over == over]

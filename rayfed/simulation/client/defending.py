@@ -27,7 +27,7 @@ from rayfed.models.wrappers import bare_name, unwrapped
 from rayfed.privacy.accountant import Guarantee, guarantee
 from rayfed.privacy.printing import at_most
 from rayfed.privacy.sampling import generator
-from rayfed.privacy.spending import Setting, Spending, Work
+from rayfed.privacy.spending import ClientWork, PrivacySetting, Spending
 from rayfed.scenario.components import DefenceSpec, named
 from rayfed.scenario.problems import component_problems
 from rayfed.simulation.client.local import gradient_method, wrap_updates
@@ -251,10 +251,10 @@ class Defended:
             return generator(os.urandom(32), secure=True)
         return seeds.torch_generator(self._seed, "defend", *key, self._steps)
 
-    def _setting(self, model: nn.Module) -> Setting:
+    def _setting(self, model: nn.Module) -> PrivacySetting:
         loop, trained = self.loop, [p for p in model.parameters() if p.requires_grad]
-        work = Work(loop.samples or 1, loop.batch_size or 1, loop.steps or 1, loop.rounds)
-        return Setting(
+        work = ClientWork(loop.samples or 1, loop.batch_size or 1, loop.steps or 1, loop.rounds)
+        return PrivacySetting(
             clients=(work,),
             clients_per_round=1,
             rounds=loop.rounds,
@@ -264,7 +264,7 @@ class Defended:
             values=sum(p.numel() for p in trained),
         )
 
-    def _accounted(self, place: int, setting: Setting) -> Accounted:
+    def _accounted(self, place: int, setting: PrivacySetting) -> Accounted:
         name, defence = self._named[place]
         spent = defence.spends(setting)
         if spent is None:

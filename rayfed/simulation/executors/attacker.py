@@ -24,7 +24,7 @@ from rayfed.simulation.client.arm import build_arm
 from rayfed.update import Observation
 
 
-class Attacker:
+class AttackWorker:
     """Attacker that runs attacks on observations of clients (updates, gradients), without access to data."""
 
     def __init__(self, sample: SampleSpec, classes: int, device: torch.device) -> None:

@@ -141,8 +141,7 @@ class Executor(Protocol):
         """Return whether attackers and clients can run at the same time without slowing each other down."""
 
     def run_attackers(self, calls: Sequence[Call], hear: Hear | None = None, ahead: bool = False) -> Iterator[Done]:
-        """Run calls on attackers (`rayfed.simulation.executors.attacker.Attacker`), and yield each result as the call
-        ends.
+        """Run calls on attackers (`rayfed.simulation.executors.attacker.AttackWorker`), and yield results as calls end.
 
         If the iterator is closed early, unfinished calls are cancelled. With `ahead`, and if attackers are apart, calls
         start before the first result is requested.

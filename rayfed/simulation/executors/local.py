@@ -25,7 +25,7 @@ from rayfed.attacks.progress import listening
 from rayfed.core.memory import explaining, on_host
 from rayfed.core.user_exits import exits_refused
 from rayfed.scenario import Actors, Scenario
-from rayfed.simulation.executors.attacker import Attacker
+from rayfed.simulation.executors.attacker import AttackWorker
 from rayfed.simulation.executors.base import Call, Done, Hear, Overdue, Ref
 from rayfed.simulation.executors.worker import ClientWorker
 from rayfed.simulation.gpus import gpus_here
@@ -78,7 +78,7 @@ class LocalExecutor:
         data = inputs.data
         client, attacker = device_for(self._resources.clients.num_gpus), device_for(self._resources.attackers.num_gpus)
         self._client = ClientWorker(inputs.scenario, data, inputs.parts, client, inputs.validation)
-        self._attacker = Attacker(data.sample.published(), len(data.classes), attacker)
+        self._attacker = AttackWorker(data.sample.published(), len(data.classes), attacker)
         devices = {"client": client, "attacker": attacker, "server": torch.device("cpu")}
         self._machines = [this_machine(role, device) for role, device in devices.items()]
         self._server: Server
@@ -135,7 +135,7 @@ class LocalExecutor:
         return list(refs)
 
     def _run(
-        self, worker: ClientWorker | Attacker, kind: Literal["clients", "attackers"], calls: Sequence[Call]
+        self, worker: ClientWorker | AttackWorker, kind: Literal["clients", "attackers"], calls: Sequence[Call]
     ) -> Iterator[Done]:
         resources: Actors = getattr(self._resources, kind)
         for call in calls:

@@ -36,7 +36,7 @@ from rayfed.simulation.client.runtime import ClientRuntime, Evaluation
 from rayfed.simulation.client.server_message import Sent, Split, State
 from rayfed.simulation.client.visit import ObservationRequest, ObservedClient, Truth
 from rayfed.simulation.inputs import scorer
-from rayfed.simulation.tables import Rows, Scored
+from rayfed.simulation.tables import Rows, VictimRows
 from rayfed.store.images import encode_png
 from rayfed.threat_model.observations import ObservationBuilder
 from rayfed.update import Observation
@@ -172,7 +172,7 @@ class ClientWorker(ClientRuntime):
         strip: bool,
         sent: Sent | None = None,
         request: ObservationRequest | None = None,
-    ) -> list[Scored]:
+    ) -> list[VictimRows]:
         """Score an attack's results, and return each victim's rows of `attacks` or `inferences`, `images` and `texts`.
 
         The rows do not have the columns of the call. With `strip`, the first victim also has rows of snapshots.
@@ -193,7 +193,7 @@ class ClientWorker(ClientRuntime):
         """Return a context in which errors are added to the metrics' failures instead of raised."""
         return noting_errors(partial(self._scorer.failures.setdefault, name))
 
-    def _inferred(self, truth: Truth, guess: Inference) -> Scored:
+    def _inferred(self, truth: Truth, guess: Inference) -> VictimRows:
         nothing = {"value": None, "candidates": 0, "control": None, "scores": None}
         row = {"metric": guess.metric, "chance": guess.chance, **nothing, "status": "failed"}
         pairs, images = list[tuple[Tensor, Tensor]](), Rows()
@@ -206,18 +206,18 @@ class ClientWorker(ClientRuntime):
                 {"sample": i, "true": encode_png(true), "reconstructed": encode_png(made)}
                 for i, (true, made) in enumerate(pairs)
             ]
-        return Scored([row], images)
+        return VictimRows([row], images)
 
-    def _rebuilt(self, truth: Truth, guess: Reconstruction, strip: bool, observed: ObservedClient | None) -> Scored:
+    def _rebuilt(self, truth: Truth, guess: Reconstruction, strip: bool, observed: ObservedClient | None) -> VictimRows:
         missed = {"distortion": truth.distortion, "fit": None, "between": None}
         missed |= {"log_likelihood": None, "true_log_likelihood": None}
-        scored = Scored([row | missed for row in self._scorer.nothing(truth.labels)])
+        scored = VictimRows([row | missed for row in self._scorer.nothing(truth.labels)])
         if guess.status not in ("not applicable", "failed"):
             with self._noting("scores"):
                 scored = self._scored(truth, guess, strip, observed)
         return scored
 
-    def _scored(self, truth: Truth, guess: Reconstruction, strip: bool, observed: ObservedClient | None) -> Scored:
+    def _scored(self, truth: Truth, guess: Reconstruction, strip: bool, observed: ObservedClient | None) -> VictimRows:
         true = truth.inputs.cpu()
         rows = self._scorer.score(true, truth.labels.cpu(), guess.images, guess.labels)
         if truth.decoys is not None:
@@ -240,7 +240,7 @@ class ClientWorker(ClientRuntime):
             texts = Rows()
             with self._noting("texts"):
                 texts = self._in_words(sample, rows, true, guess.images[orders])
-            return Scored(rows, texts=texts)
+            return VictimRows(rows, texts=texts)
         images, snapshots = Rows(), Rows()
         with self._noting("images"):
             images = [
@@ -254,7 +254,7 @@ class ClientWorker(ClientRuntime):
                 for row, order in zip(rows, orders, strict=True)
                 if order < len(shown)
             ]
-        return Scored(rows, images, snapshots=snapshots)
+        return VictimRows(rows, images, snapshots=snapshots)
 
     def _between(self, truth: Truth, found: Tensor, observed: ObservedClient) -> float | None:
         """Return the `fit` of the midpoints between the true samples and reconstructions `found` (N, *shape).

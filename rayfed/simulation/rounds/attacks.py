@@ -22,7 +22,7 @@ from rayfed.simulation.client.server_message import Sent, State
 from rayfed.simulation.client.visit import ObservationRequest
 from rayfed.simulation.executors.base import Call, Crashed, Done, Hear, Overdue, Ref, Run
 from rayfed.simulation.progress import NoteOnce, Progress
-from rayfed.simulation.tables import RoundTables, Scored
+from rayfed.simulation.tables import RoundTables, VictimRows
 from rayfed.simulation.virtual_time.clock import SENT
 from rayfed.store.schemas import TABLES, UNPLAYED, WANT_OF_TIME
 
@@ -126,7 +126,7 @@ class RunAttackers(Protocol):
 
 
 @dataclass(frozen=True)
-class Begun:
+class PendingAttacks:
     """Attacks of a round that already run while the clients train."""
 
     due: Sequence[AttackCall]
@@ -163,7 +163,9 @@ class Attacks:
         """Metric -> reason why it could not be computed, for the failures already noted."""
         return {}
 
-    def begin(self, round: int, sent: Mapping[str, Ref], earlier: Mapping[str, Sequence[Sent]]) -> Begun | None:
+    def begin(
+        self, round: int, sent: Mapping[str, Ref], earlier: Mapping[str, Sequence[Sent]]
+    ) -> PendingAttacks | None:
         """Start attacks of a round before its training, as many as are observed at once; `run_attacks` collects the
         results.
 
@@ -179,7 +181,7 @@ class Attacks:
         except UserError:
             return None
         calls = [self._call(i, due[i], seen, round) for i, seen in observed.items()]
-        return Begun(due, state.truths, self.run_attackers(calls, self._hear(state), ahead=True))
+        return PendingAttacks(due, state.truths, self.run_attackers(calls, self._hear(state), ahead=True))
 
     def run_attacks(
         self,
@@ -187,7 +189,7 @@ class Attacks:
         sent: Mapping[str, Ref],
         tables: RoundTables,
         earlier: Mapping[str, Sequence[Sent]],
-        begun: Begun | None = None,
+        begun: PendingAttacks | None = None,
     ) -> None:
         """Observe a round's victims, run the attacks, score the results, and add the rows to `tables`.
 
@@ -292,7 +294,7 @@ class Attacks:
             some.append(i)
         return some
 
-    def _end(self, state: _CallState, begun: Begun) -> None:
+    def _end(self, state: _CallState, begun: PendingAttacks) -> None:
         """Add the results of the calls that have begun to `state`, except calls with a victim that has failed."""
 
         def key(d: AttackCall) -> tuple[Any, ...]:
@@ -355,7 +357,7 @@ class Attacks:
         for i in sorted(scored):
             note_attack(tables, state.due[i], state.round, state.attacked[i][0], scored[i])
 
-    def _note_failures(self, scored: Iterable[Scored]) -> None:
+    def _note_failures(self, scored: Iterable[VictimRows]) -> None:
         """Print a note for each metric that could not be computed, with its first reason."""
         for name, why in (failure for one in scored for failure in one.failures):
             if name not in self._failures:
@@ -425,7 +427,7 @@ def note_attack(
     d: AttackCall,
     round: int,
     outcomes: Sequence[Guess],
-    scored: Sequence[Scored],
+    scored: Sequence[VictimRows],
 ) -> None:
     """Add the rows of one attack call to the tables of attacks, traces, images, texts, snapshots and inferences."""
     for victim, outcome, one in zip(d.victims, outcomes, scored, strict=True):

@@ -20,7 +20,7 @@ from rayfed.simulation.server import ArmState, ServerRole
 from rayfed.simulation.virtual_time.clock import Clock
 
 
-class Served(NamedTuple):
+class RoundStart(NamedTuple):
     """References to the server's values at the start of a round: the message to clients, and the server's state."""
 
     sent: Ref
@@ -57,7 +57,7 @@ class Federation:
         """Arm -> client -> state, of the clients of the last finished round."""
         self.aborted: list[str] = []
         """Messages on arms whose last round was not applied, with the reason."""
-        self.served: dict[str, Served] = {}
+        self.served: dict[str, RoundStart] = {}
         """The server's values for the next round, by arm; empty after a restart of the server."""
         self.transcripts: dict[tuple[str, int, int], Transcript] = {}
         """(Arm, round, client) -> transcript of questions. It is needed if a restarted server asks again."""
@@ -100,9 +100,9 @@ class Federation:
         """Delete the stored transcripts of questions of all rounds except `round`."""
         self.transcripts = {key: known for key, known in self.transcripts.items() if key[1] == round}
 
-    def ask_server(self, method: str, *args: Any) -> Served:
+    def ask_server(self, method: str, *args: Any) -> RoundStart:
         """Call a server method that returns the values of `Server.sent`, and return references to the values."""
-        return Served(*self.executor.serve(method, *args, returns=2))
+        return RoundStart(*self.executor.serve(method, *args, returns=2))
 
     def settled(self, refs: Sequence[Ref], calls: int) -> list[Any]:
         """Wait until `calls` server calls have ended, and return the values of `refs`.

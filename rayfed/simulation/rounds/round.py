@@ -26,7 +26,7 @@ from rayfed.simulation.executors.stragglers import (
     shares,
 )
 from rayfed.simulation.rounds import node_sums
-from rayfed.simulation.rounds.attacks import Begun
+from rayfed.simulation.rounds.attacks import PendingAttacks
 from rayfed.simulation.rounds.evaluation import (
     Found,
     evaluate,
@@ -36,10 +36,10 @@ from rayfed.simulation.rounds.evaluation import (
     measure_private_layers,
     slices,
 )
-from rayfed.simulation.rounds.federation import Federation, Served
+from rayfed.simulation.rounds.federation import Federation, RoundStart
 from rayfed.simulation.rounds.node_sums import NodeSums, homes
 from rayfed.simulation.rounds.questions import consult
-from rayfed.simulation.server import ArmState, Kept
+from rayfed.simulation.server import ArmServerState, ArmState
 from rayfed.simulation.tables import RoundTables, Rows
 from rayfed.simulation.virtual_time.admission import Admission
 from rayfed.simulation.virtual_time.clock import DROPPED, SENT, RoundClock
@@ -135,7 +135,7 @@ class Round:
         consult(federation, self.number, {arm: sent[arm] for arm in opened}, states)
         return sent | {arm: federation.ask_server("sent", arm, self.number).sent for arm in opened}
 
-    def _begin_attacks(self, sent: Mapping[str, Ref]) -> Begun | None:
+    def _begin_attacks(self, sent: Mapping[str, Ref]) -> PendingAttacks | None:
         """Start attacks before the training, if attackers do not slow clients down.
 
         Otherwise, or if clients may hang or fail, returns None, because failures are detected in the training.
@@ -297,7 +297,7 @@ class Round:
         states = {arm: before[arm] | after[arm] for arm in self.asking}
         consult(self.federation, self.number, {arm: sent[arm] for arm in self.asking}, states, self._failed)
 
-    def _step(self) -> dict[str, Served]:
+    def _step(self) -> dict[str, RoundStart]:
         """Run the server's step, and return its values for the next round."""
         federation, secure = self.federation, self.federation.scenario.privacy.secure
         failed = self._failed
@@ -353,7 +353,7 @@ class Round:
             found[arm] |= share
         return found
 
-    def _finished(self, served: Mapping[str, Served]) -> dict[str, tuple[Sent, Kept]]:
+    def _finished(self, served: Mapping[str, RoundStart]) -> dict[str, tuple[Sent, ArmServerState]]:
         """Return the server's new state of all arms after its step; raises `Lost` if the server dies."""
         stepped = [ref for one in served.values() for ref in one]
         settled = self.federation.settled([*self.added, *stepped], len(self.added) + len(served))
@@ -362,8 +362,8 @@ class Round:
 
     def _end(
         self,
-        served: Mapping[str, Served],
-        finished: Mapping[str, tuple[Sent, Kept]],
+        served: Mapping[str, RoundStart],
+        finished: Mapping[str, tuple[Sent, ArmServerState]],
         after: States,
         evaluations: Mapping[str, Found],
     ) -> None:

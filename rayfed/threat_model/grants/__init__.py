@@ -1,7 +1,7 @@
 """Grants: knowledge of an attacker, one grant per file; `TABLE` lists the values of `knowledge`."""
 
 TABLE: dict[str, str] = {
-    "labels": "rayfed.threat_model.grants.labels:Labels",
+    "labels": "rayfed.threat_model.grants.labels:KnownLabels",
     "public": "rayfed.threat_model.grants.public:Public",
     "defence": "rayfed.threat_model.grants.defence:KnownDefence",
     "code": "rayfed.threat_model.grants.code:KnownCode",

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @component
-class Labels(Grant):
+class KnownLabels(Grant):
     """Sorted labels of the attacked samples, without their assignment to samples.
 
     Empty for language models, whose labels are the tokens to recover.

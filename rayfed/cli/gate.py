@@ -226,11 +226,11 @@ def gate(
                 "compare all settings with bounds: rayfed recommend"
             )
         gated = GatedRun(folder, "")
-        inputs = gated.inputs
+        evidence = gated.evidence
         if arm:
-            arms = {row["arm"] for row in [*inputs.attacks, *inputs.inferences]} | set(inputs.default_arms)
-            gated = replace(gated, arms=[_arm(name, arms, inputs.scenario) for name in arm])
-        rows = [*inputs.attacks, *inputs.inferences]
-        gated = replace(gated, weights=attacked_weights(inputs.scenario, exits.status(folder), rows, gated.names))
-        bounds = asked.bounds(inputs.modality, inputs.measured)
+            arms = {row["arm"] for row in [*evidence.attacks, *evidence.inferences]} | set(evidence.gated_arms)
+            gated = replace(gated, arms=[_arm(name, arms, evidence.scenario) for name in arm])
+        rows = [*evidence.attacks, *evidence.inferences]
+        gated = replace(gated, weights=attacked_weights(evidence.scenario, exits.status(folder), rows, gated.names))
+        bounds = asked.bounds(evidence.modality, evidence.measures)
         asked.close([gated], bounds, (lambda line: None) if quiet else partial(print, flush=True), advise=True)

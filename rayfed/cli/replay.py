@@ -239,7 +239,7 @@ def _scored(
         folder = runner.attack_sent(loaded, sent, words, out, execution(executor, address), view, seconds)
         view.audited(f"round {one.round}", f"{folder.url}/report.html")
         gated = GatedRun(folder, f"round {one.round} of the recording", [RECORDED])
-        distance = wrong_replay_distance(gated.inputs, RECORDED)
+        distance = wrong_replay_distance(gated.evidence, RECORDED)
         if distance is not None:
             view.note(wrong_replay_text(distance))
     return gated

@@ -194,8 +194,3 @@ class Check:
     """Reasons of an inconclusive or unmeasured check; for a passed check, its limits and the budget."""
     interval: Estimate | None = None
     """An estimated share with its 95 % interval; None for other bounds."""
-
-    @property
-    def kinds(self) -> list[ReasonKind]:
-        """Return the kinds of the reasons."""
-        return [reason.kind for reason in self.reasons]

@@ -26,9 +26,9 @@ from rayfed.evidence.checks import (
     Recovered,
     SearchBudget,
 )
-from rayfed.evidence.gate_inputs import GateInputs
 from rayfed.evidence.gate_shares import check_share
 from rayfed.evidence.rows import Row, group_rows, label_of, labels_given, total_seconds
+from rayfed.evidence.verdicts import RunEvidence
 from rayfed.metrics.base import Metric
 from rayfed.metrics.known import NOUNS, leading
 from rayfed.store.finding import Finding, State
@@ -39,14 +39,14 @@ WRONG_REPLAY_DISTANCE = 0.5
 distances can come from the order of the samples."""
 
 
-def check_bounds(inputs: GateInputs, bounds: Sequence[Bound], arms: Sequence[str]) -> list[Check]:
+def check_bounds(evidence: RunEvidence, bounds: Sequence[Bound], arms: Sequence[str]) -> list[Check]:
     """Return the checks of every bound on every arm, in the order of the arms."""
     checks: list[Check] = []
     for bound in bounds:
         if bound.metric is None:
-            checks += [check_share(inputs, bound, arm) for arm in arms]
+            checks += [check_share(evidence, bound, arm) for arm in arms]
         else:
-            checks += _check_reconstructions(inputs, bound, arms)
+            checks += _check_reconstructions(evidence, bound, arms)
     return sorted(checks, key=lambda check: arms.index(check.arm))
 
 
@@ -54,7 +54,7 @@ def check_bounds(inputs: GateInputs, bounds: Sequence[Bound], arms: Sequence[str
 class Case:
     """Finding under the criterion of a bound, with the results that the rules need."""
 
-    inputs: GateInputs
+    evidence: RunEvidence
     bound: Bound
     finding: Finding
     rows: Sequence[Row]
@@ -69,7 +69,7 @@ class Case:
     @property
     def bare(self) -> bool:
         """Return whether the arm has no defence."""
-        return is_undefended(self.inputs.scenario, self.finding.arm)
+        return is_undefended(self.evidence.scenario, self.finding.arm)
 
     @property
     def value(self) -> float | None:
@@ -86,7 +86,7 @@ class Case:
     def own(self) -> Finding:
         """Finding on the same arm and batch size by the run's own criterion."""
         cell = self.finding.arm, self.finding.batch
-        return next(finding for finding in self.inputs.findings if (finding.arm, finding.batch) == cell)
+        return next(finding for finding in self.evidence.findings if (finding.arm, finding.batch) == cell)
 
     @property
     def part_recovered(self) -> bool:
@@ -170,7 +170,7 @@ def _attack_failed(case: Case) -> Decision | None:
 
 def _pixels_recovered(case: Case) -> Decision | None:
     """Pixels of images were recovered, which a bound on whole images does not cover."""
-    if case.inputs.modality == "pixels" and case.part_recovered:
+    if case.evidence.modality == "pixels" and case.part_recovered:
         return Decision(GateState.INCONCLUSIVE, _limits(case))
     return None
 
@@ -195,21 +195,21 @@ RULES: Sequence[Callable[[Case], Decision | None]] = (
 """Rules of a bound on reconstructions or labels, in order: the first that applies decides."""
 
 
-def _check_reconstructions(inputs: GateInputs, bound: Bound, arms: Sequence[str]) -> list[Check]:
+def _check_reconstructions(evidence: RunEvidence, bound: Bound, arms: Sequence[str]) -> list[Check]:
     assert bound.metric is not None
-    rows = inputs.attacks
-    criterion = BoundCriterion(inputs.modality, bound.limit, bound.metric)
+    rows = evidence.attacks
+    criterion = BoundCriterion(evidence.modality, bound.limit, bound.metric)
     if bound.on_labels:
         rows = _rows_without_given_labels(rows)
-        criterion = LabelBoundCriterion.from_rows(rows, inputs.modality, bound)
+        criterion = LabelBoundCriterion.from_rows(rows, evidence.modality, bound)
     cells = group_rows(rows, "arm", "batch_size")
-    findings = inputs.compute_findings(rows, criterion)
+    findings = evidence.compute_findings(rows, criterion)
     checks = []
     for arm in arms:
         own = [finding for finding in findings if finding.arm == arm]
-        checks += [_check(Case(inputs, bound, finding, cells[arm, finding.batch])) for finding in own]
+        checks += [_check(Case(evidence, bound, finding, cells[arm, finding.batch])) for finding in own]
         if not own:
-            kind = ReasonKind.NO_RECONSTRUCTION_ATTACK if inputs.finished else ReasonKind.NO_RECONSTRUCTION_YET
+            kind = ReasonKind.NO_RECONSTRUCTION_ATTACK if evidence.finished else ReasonKind.NO_RECONSTRUCTION_YET
             checks.append(Check(arm, None, bound, GateState.NOT_MEASURED, reasons=(GateReason(kind),)))
     return checks
 
@@ -233,7 +233,7 @@ def _check(case: Case) -> Check:
         reasons.insert(0, GateReason(ReasonKind.LABEL_BASELINE, baseline))
     if finding.overtaken:
         reasons.append(GateReason(ReasonKind.OVERTAKEN, finding.overtaken))
-    distance = wrong_replay_distance(case.inputs, finding.arm)
+    distance = wrong_replay_distance(case.evidence, finding.arm)
     if distance is not None and state == GateState.INCONCLUSIVE:
         reasons.append(GateReason(ReasonKind.WRONG_REPLAY_SETTINGS, distance))
     return Check(
@@ -262,7 +262,7 @@ def _missing_results(finding: Finding) -> list[GateReason]:
 def _limits(case: Case) -> list[GateReason]:
     """Return the limits of a passed check, other leakage that its bound does not cover, and the attacks' budget."""
     finding = case.finding
-    recovered = Recovered(case.own, case.inputs.criterion)
+    recovered = Recovered(case.own, case.evidence.criterion)
     reasons = [GateReason(ReasonKind.BASELINE_REACHES_BOUND)] if case.exceeds else []
     reasons += _missing_results(finding)
     if finding.shown is not None and finding.shown != finding.samples:
@@ -287,17 +287,17 @@ def _budget(case: Case) -> AttackBudget | None:
         if row.get("iterations"):
             iterations.setdefault(label_of(row), []).append(row["iterations"])
     searches = tuple(SearchBudget(attack, min(counts), max(counts)) for attack, counts in iterations.items())
-    only_closed_forms = all(row["attack"] in case.inputs.closed_forms for row in rows)
+    only_closed_forms = all(row["attack"] in case.evidence.closed_forms for row in rows)
     return AttackBudget(searches, only_closed_forms, seconds)
 
 
-def wrong_replay_distance(inputs: GateInputs, arm: str) -> float | None:
+def wrong_replay_distance(evidence: RunEvidence, arm: str) -> float | None:
     """Return the relative distance of recorded updates from the updates that the settings of a replay give.
 
     Return None for other arms, and for small distances, which are no sign of wrong settings.
     """
-    if not is_recorded(inputs.scenario, arm):
+    if not is_recorded(evidence.scenario, arm):
         return None
-    distances = [row["distortion"] or 0.0 for row in inputs.attacks if row["arm"] == arm]
+    distances = [row["distortion"] or 0.0 for row in evidence.attacks if row["arm"] == arm]
     distance = max(distances, default=0.0)
     return None if distance < WRONG_REPLAY_DISTANCE else distance

@@ -21,9 +21,9 @@ from rayfed.evidence.checks import (
     ReasonKind,
     ShareBudget,
 )
-from rayfed.evidence.gate_inputs import GateInputs
 from rayfed.evidence.rows import Row, sample_of, total_seconds
 from rayfed.evidence.shares import ShareEstimate, Shares, make_shares
+from rayfed.evidence.verdicts import RunEvidence
 from rayfed.metrics.roc import Estimate
 from rayfed.store.finding import NoResult
 
@@ -78,7 +78,7 @@ def _share_exceeds(case: ShareCase) -> Decision | None:
 
 def _run_unfinished(case: ShareCase) -> Decision | None:
     """The run did not finish, so attacks may be missing."""
-    if case.shares.inputs.finished:
+    if case.shares.evidence.finished:
         return None
     return Decision(GateState.NOT_MEASURED, [GateReason(ReasonKind.UNFINISHED)])
 
@@ -147,9 +147,9 @@ RULES: Sequence[Callable[[ShareCase], Decision | None]] = (
 """Rules of a bound on an estimated share, in order: the first that applies decides."""
 
 
-def check_share(inputs: GateInputs, bound: Bound, arm: str) -> Check:
+def check_share(evidence: RunEvidence, bound: Bound, arm: str) -> Check:
     """Return the check of an estimated share: for people, of all attacks together; else, of the best attack."""
-    case = ShareCase(make_shares(inputs, bound), arm)
+    case = ShareCase(make_shares(evidence, bound), arm)
     decisions = (rule(case) for rule in RULES)
     state, reasons = next(decision for decision in decisions if decision)
     by, best = case.best or (None, None)

@@ -14,9 +14,9 @@ from rayfed.evidence.arms import arm_spec, attack_knowledge, is_recorded, is_und
 from rayfed.evidence.attack_status import has_failed
 from rayfed.evidence.bounds import Bound, BoundedShare
 from rayfed.evidence.checks import GateReason, ReasonKind
-from rayfed.evidence.gate_inputs import GateInputs
 from rayfed.evidence.membership import RATES, Roc, compute_roc
 from rayfed.evidence.rows import Knowledge, Row, Sample, code_given, group_rows, sample_of
+from rayfed.evidence.verdicts import RunEvidence
 from rayfed.metrics.roc import Estimate, share
 from rayfed.metrics.top import TOP_1
 from rayfed.store.finding import Doubt
@@ -42,7 +42,7 @@ class ShareEstimate(NamedTuple):
 class Shares(ABC):
     """Shares that attacks on a run reach, as far as one bound limits them."""
 
-    inputs: GateInputs
+    evidence: RunEvidence
     bound: Bound
 
     @abstractmethod
@@ -86,8 +86,8 @@ class Shares(ABC):
 
     def undefended_arms(self, arm: str) -> list[str]:
         """Return the arms without defences on the same model as an arm."""
-        scenario = self.inputs.scenario
-        bare = [one for one in self.inputs.arms if is_undefended(scenario, one)]
+        scenario = self.evidence.scenario
+        bare = [one for one in self.evidence.arms if is_undefended(scenario, one)]
         return [one for one in bare if arm_spec(scenario, one).get("model") == arm_spec(scenario, arm).get("model")]
 
     def working_attacks(self, arm: str) -> set[str]:
@@ -106,7 +106,7 @@ class Shares(ABC):
 
     def has_defences(self, arm: str) -> bool:
         """Return whether an arm has defences; a protection such as encryption is none."""
-        return bool(arm_spec(self.inputs.scenario, arm).get("defences"))
+        return bool(arm_spec(self.evidence.scenario, arm).get("defences"))
 
 
 class MembershipShares(Shares):
@@ -114,7 +114,7 @@ class MembershipShares(Shares):
 
     def rows_by_attack(self, arm: str) -> dict[str, list[Row]]:
         """Return the rows of an arm with membership scores."""
-        return _by_attack(self.inputs.inferences, arm, "auc")
+        return _by_attack(self.evidence.inferences, arm, "auc")
 
     def has_result(self, row: Row) -> bool:
         """Return whether the attack in a row has scores."""
@@ -154,12 +154,12 @@ class MembershipShares(Shares):
         With `code` an attacker undoes the deterministic part of the defences, and with `defence` it defends its shadow
         clients. Without either it may miss members that the update reveals.
         """
-        if is_recorded(self.inputs.scenario, arm):
+        if is_recorded(self.evidence.scenario, arm):
             return GateReason(ReasonKind.DOUBT, Doubt(Reason.DEFENCES_UNKNOWN))
         reason = GateReason(ReasonKind.NO_ADAPTIVE_MEMBERSHIP)
         rows = self.rows_by_attack(arm)
         for attack in sorted(exceeding):
-            if not attack_knowledge(self.inputs.scenario, attack) >= {Knowledge.DEFENCE, Knowledge.CODE}:
+            if not attack_knowledge(self.evidence.scenario, attack) >= {Knowledge.DEFENCE, Knowledge.CODE}:
                 continue
             undecided = [row for row in rows[attack] if row.get("reason") in reasons.UNDECIDED]
             if not undecided:
@@ -181,11 +181,11 @@ class IdentityShares(Shares):
 
     def rows_by_attack(self, arm: str) -> dict[str, list[Row]]:
         """Return the rows of an arm with reconstructions."""
-        return _by_attack(self.inputs.attacks, arm)
+        return _by_attack(self.evidence.attacks, arm)
 
     def has_result(self, row: Row) -> bool:
         """Return whether the recogniser read the reconstruction in a row."""
-        return row.get(TOP_1.name) is not None and not has_failed(row, self.inputs.closed_forms)
+        return row.get(TOP_1.name) is not None and not has_failed(row, self.evidence.closed_forms)
 
     def decides(self, row: Row) -> bool:
         """Return whether the person is identified in a row of an undefended arm."""
@@ -224,7 +224,7 @@ class IdentityShares(Shares):
 
     def chance(self, rows: Sequence[Row]) -> float:
         """Return the share of people that guessing identifies, with one guess per repeat."""
-        people = max((row["people"] or 0 for row in self.inputs.attacks), default=0)
+        people = max((row["people"] or 0 for row in self.evidence.attacks), default=0)
         repeats = max(Counter(map(sample_of, rows)).values())
         return min(1.0, repeats / people) if people else 1.0
 
@@ -242,7 +242,7 @@ class IdentityShares(Shares):
         An attack that identifies people without a defence has to know the code of the defences, and its reconstructions
         must leave no doubt.
         """
-        for finding in self.inputs.findings:
+        for finding in self.evidence.findings:
             if finding.arm == arm and finding.doubt and finding.reason in _IN_DOUBT:
                 return GateReason(ReasonKind.DOUBT, finding.doubt)
         rows = self.rows_by_attack(arm)
@@ -251,9 +251,9 @@ class IdentityShares(Shares):
         return GateReason(ReasonKind.DOUBT, Doubt(Reason.NO_ADAPTIVE_ATTACK_WORKS))
 
 
-def make_shares(inputs: GateInputs, bound: Bound) -> Shares:
+def make_shares(evidence: RunEvidence, bound: Bound) -> Shares:
     """Return the shares that a bound limits."""
-    return IdentityShares(inputs, bound) if bound.name == BoundedShare.IDENTITY else MembershipShares(inputs, bound)
+    return IdentityShares(evidence, bound) if bound.name == BoundedShare.IDENTITY else MembershipShares(evidence, bound)
 
 
 def _sample_in_batch(row: Row) -> Sample:

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from rayfed.evidence.arms import attack_specs
 from rayfed.evidence.attack_status import has_failed
 from rayfed.evidence.bounds import lacks_metric
-from rayfed.evidence.gate_inputs import GateInputs
 from rayfed.evidence.rows import Row, labels_given, measured
+from rayfed.evidence.verdicts import RunEvidence
 from rayfed.metrics.known import METRICS
 from rayfed.store.schemas import INAPPLICABLE, UNPLAYED
 
@@ -57,25 +57,25 @@ class _UpdateResult:
         by_repeat[row["repeat"]] = max(iterations, by_repeat.get(row["repeat"], 0))
 
 
-def measure_updates(inputs: GateInputs, metrics: Sequence[str], arms: Sequence[str]) -> list[dict[str, Any]]:
+def measure_updates(evidence: RunEvidence, metrics: Sequence[str], arms: Sequence[str]) -> list[dict[str, Any]]:
     """Return the results on every attacked update, by arm: round, batch size, client, values by metric.
 
     `attacks` are those with a result, with their maximum iterations over all repeats. A value is the mean over the
     update's samples of the best result of any attack, to four digits. `leaked` is the number of samples that leak by
     the run's own criterion.
     """
-    specs = attack_specs(inputs.scenario)
+    specs = attack_specs(evidence.scenario)
     results: dict[tuple[str, AttackedUpdate], _UpdateResult] = {}
-    for row in inputs.attacks:
+    for row in evidence.attacks:
         if row["arm"] not in arms:
             continue
         key = row["arm"], AttackedUpdate(row["round"], row["batch_size"], row["victim"])
         result = results.setdefault(key, _UpdateResult())
-        if _has_result(row, metrics, inputs):
+        if _has_result(row, metrics, evidence):
             allowed = specs.get(row["attack"], {}).get("iterations")
             iterations = allowed or row.get("iterations") or 0  # some attacks stop early
             result.add_iterations(row, iterations)
-        if inputs.criterion.leaks(row):
+        if evidence.criterion.leaks(row):
             result.leaked.add(row["sample"])
         for name in metrics:
             result.add_value(name, row)
@@ -83,9 +83,9 @@ def measure_updates(inputs: GateInputs, metrics: Sequence[str], arms: Sequence[s
     return [_update(arm, key, result) for (arm, key), result in by_arm if result.best]
 
 
-def _has_result(row: Row, metrics: Sequence[str], inputs: GateInputs) -> bool:
+def _has_result(row: Row, metrics: Sequence[str], evidence: RunEvidence) -> bool:
     """Return whether the attack in a row has a result with all metrics."""
-    if row["status"] in (INAPPLICABLE, UNPLAYED) or has_failed(row, inputs.closed_forms):
+    if row["status"] in (INAPPLICABLE, UNPLAYED) or has_failed(row, evidence.closed_forms):
         return False
     return not any(lacks_metric(row, METRICS[name]) for name in metrics)
 

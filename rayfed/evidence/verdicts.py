@@ -11,11 +11,13 @@ from rayfed.core.reasons import Reason
 from rayfed.errors import RunError
 from rayfed.evidence.arms import arm_names, arm_spec, has_user_defence, is_recorded, is_undefended
 from rayfed.evidence.attack_results import InferenceResult, summarise_inferences
+from rayfed.evidence.bounds import MEMBERSHIP, BoundedShare, boundable_metrics
 from rayfed.evidence.criteria import Criterion, modality_of
 from rayfed.evidence.findings import cells_without_adaptive_attack, findings, worst_state
 from rayfed.evidence.methods import closed_forms, short_searches
 from rayfed.evidence.rows import Row, group_rows, sample_of
 from rayfed.metrics.known import leading, modality_by
+from rayfed.metrics.top import TOP_1
 from rayfed.store import exits
 from rayfed.store.finding import Doubt, Finding, State
 from rayfed.store.folder import RunFolder
@@ -144,6 +146,40 @@ class RunEvidence:
     def criterion(self) -> Criterion:
         """Return the criterion of a leak."""
         return criterion_of(self.scenario, self.attacks)
+
+    @cached_property
+    def arms(self) -> list[str]:
+        """Return the names of all arms."""
+        return arm_names(self.scenario, self.attacks, self.inferences)
+
+    @property
+    def gated_arms(self) -> list[str]:
+        """Return the arms that a gate checks by default: all arms with a defence, or all arms if none has a defence."""
+        return [arm for arm in self.arms if not is_undefended(self.scenario, arm)] or self.arms
+
+    @cached_property
+    def modality(self) -> Modality:
+        """Return the modality of the samples, derived from the scenario's metrics."""
+        return modality_by(self.scenario["metrics"]["names"])
+
+    @cached_property
+    def closed_forms(self) -> frozenset[str]:
+        """Return the titles of closed-form attacks, for which 'diverged' is a valid result."""
+        return closed_forms(self.scenario)
+
+    @property
+    def measures(self) -> list[str]:
+        """Return the names of the measures of the run that a gate can bound."""
+        names = [name for name in boundable_metrics(self.modality) if name in self.scenario["metrics"]["names"]]
+        if any(row.get(TOP_1.name) is not None for row in self.attacks):
+            names.append(BoundedShare.IDENTITY)
+        if any(row["metric"] == "auc" for row in self.inferences):
+            names += MEMBERSHIP
+        return names
+
+    def compute_findings(self, rows: Sequence[Row], criterion: Criterion) -> list[Finding]:
+        """Return the findings on rows of `attacks` by a criterion."""
+        return run_findings(self.scenario, rows, self.finished, criterion)
 
     @cached_property
     def verdicts(self) -> list[Verdict]:

@@ -17,9 +17,8 @@ from rayfed.evidence.baseline import Change, compare_with_baseline
 from rayfed.evidence.bounds import Bound
 from rayfed.evidence.checks import Check, GateState
 from rayfed.evidence.gate import check_bounds
-from rayfed.evidence.gate_inputs import GateInputs
 from rayfed.evidence.updates import hash_samples, measure_updates
-from rayfed.evidence.verdicts import read_evidence
+from rayfed.evidence.verdicts import RunEvidence, read_evidence
 from rayfed.metrics.known import METRICS, leading
 from rayfed.report.text.baseline import change_details_text, change_reasons_text, change_text
 from rayfed.report.text.formats import NONE
@@ -50,23 +49,22 @@ class GatedRun:
     weights: str
     """Description of the attacked weights."""
     arms: Sequence[str] | None = None
-    """Checked arms; None for `GateInputs.default_arms`."""
+    """Checked arms; None for `RunEvidence.gated_arms`."""
 
     @cached_property
-    def inputs(self) -> GateInputs:
+    def evidence(self) -> RunEvidence:
         """Return the results in the run's folder: scenario, rows of attacks and inferences."""
-        evidence = read_evidence(self.folder)
-        return GateInputs(evidence.scenario, evidence.attacks, evidence.inferences, evidence.finished, evidence)
+        return read_evidence(self.folder)
 
     @cached_property
     def next_step(self) -> str:
         """Return the user's next step towards a verdict; empty if every arm has a verdict."""
-        return next_step_text(self.inputs.evidence)
+        return next_step_text(self.evidence)
 
     @cached_property
     def names(self) -> list[str]:
         """Return the names of the arms that the gate checks."""
-        return self.inputs.default_arms if self.arms is None else list(self.arms)
+        return self.evidence.gated_arms if self.arms is None else list(self.arms)
 
     @cached_property
     def samples(self) -> str:
@@ -87,7 +85,7 @@ class Ruling:
     @cached_property
     def checks(self) -> list[list[Check]]:
         """Return the checks of every bound on every arm, one list per run."""
-        return [check_bounds(run.inputs, self.bounds, run.names) for run in self.runs]
+        return [check_bounds(run.evidence, self.bounds, run.names) for run in self.runs]
 
     @cached_property
     def changes(self) -> list[Change]:
@@ -126,18 +124,18 @@ class Ruling:
     @cached_property
     def _measured(self) -> dict[str, Any]:
         asked = [bound.name for bound in self.bounds if bound.metric]
-        leaders = [leading(run.inputs.modality).name for run in self.runs]
+        leaders = [leading(run.evidence.modality).name for run in self.runs]
         metrics = list(dict.fromkeys([*asked, *leaders]))
         runs = [
             {
                 "folder": run.folder.url,
                 "weights": run.weights,
-                "seed": run.inputs.scenario["seed"],
-                "finished": run.inputs.finished,
+                "seed": run.evidence.scenario["seed"],
+                "finished": run.evidence.finished,
                 "arms": run.names,
                 "samples": run.samples,
                 "checks": [_check_row(check) for check in checks],
-                "updates": measure_updates(run.inputs, metrics, run.names),
+                "updates": measure_updates(run.evidence, metrics, run.names),
             }
             for run, checks in zip(self.runs, self.checks, strict=True)
         ]

@@ -18,8 +18,8 @@ from rayfed import scenario as scenarios
 from rayfed.attacks.base import Inference, Reconstruction
 from rayfed.evidence.bounds import Bound
 from rayfed.evidence.gate import check_bounds
-from rayfed.evidence.gate_inputs import GateInputs
 from rayfed.evidence.spread import Spread, measure_spread
+from rayfed.evidence.verdicts import collect_evidence
 from rayfed.metrics import score
 from rayfed.metrics.base import Metric
 from rayfed.metrics.known import METRICS
@@ -251,7 +251,7 @@ SSIM = Bound("ssim", 0.5)
 
 def states(*rows: dict[str, Any]) -> dict[str, str]:
     arms = list(dict.fromkeys(one["arm"] for one in rows))
-    return {check.arm: check.state for check in check_bounds(GateInputs(SCENARIO, rows, []), [SSIM], arms)}
+    return {check.arm: check.state for check in check_bounds(collect_evidence(SCENARIO, rows, []), [SSIM], arms)}
 
 
 def test_a_gate_passes_no_bound_on_a_metric_that_has_no_value() -> None:

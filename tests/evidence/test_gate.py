@@ -37,9 +37,9 @@ from rayfed.evidence.checks import (
     ReasonKind,
 )
 from rayfed.evidence.gate import check_bounds
-from rayfed.evidence.gate_inputs import GateInputs
 from rayfed.evidence.labels import LUCK, collect_label_inferences
 from rayfed.evidence.updates import measure_updates
+from rayfed.evidence.verdicts import collect_evidence
 from rayfed.metrics.known import default_names
 from rayfed.metrics.labels import even_guess, label_accuracy
 from rayfed.report.gate import GatedRun, Ruling, read_document, schema
@@ -58,17 +58,21 @@ PSNR, LPIPS = Bound("psnr", 15.0), Bound("lpips_alex", 0.3)
 
 def states(bound: Bound, *rows: dict[str, Any], finished: bool = True) -> dict[str, str]:
     arms = list(dict.fromkeys(one["arm"] for one in rows))
-    checks = check_bounds(GateInputs(SCENARIO, rows, [], finished), [bound], arms)
+    checks = check_bounds(collect_evidence(SCENARIO, rows, [], finished), [bound], arms)
     return {check.arm: check.state for check in checks}
 
 
 def check_x(bound: Bound, rows: Sequence[dict[str, Any]], scenario: dict[str, Any] = SCENARIO) -> Check:
-    [check] = check_bounds(GateInputs(scenario, rows, []), [bound], ["x"])
+    [check] = check_bounds(collect_evidence(scenario, rows, []), [bound], ["x"])
     return check
 
 
+def kinds(check: Check) -> list[ReasonKind]:
+    return [reason.kind for reason in check.reasons]
+
+
 def updates_of_x(rows: Sequence[dict[str, Any]], scenario: dict[str, Any] = SCENARIO) -> list[dict[str, Any]]:
-    return measure_updates(GateInputs(scenario, rows, []), ["psnr"], ["x"])
+    return measure_updates(collect_evidence(scenario, rows, []), ["psnr"], ["x"])
 
 
 def test_an_arm_passes_where_what_leaks_without_a_defence_does_not_leak_there() -> None:
@@ -81,9 +85,9 @@ def test_an_arm_passes_where_what_leaks_without_a_defence_does_not_leak_there() 
 def test_no_name_of_an_arm_hides_another_arm(names: tuple[str, str]) -> None:
     arms = {"none": [], names[0]: [{"name": "dp_sgd"}], names[1]: [{"name": "gaussian"}]}
     rows = [row("none", 40.0), row(names[0], 100.0), row(names[1], 9.0)]
-    inputs = GateInputs(SCENARIO | {"arms": arms}, rows, [])
-    assert inputs.default_arms == list(names)
-    assert {check.arm: check.state for check in check_bounds(inputs, [PSNR], inputs.default_arms)} == {
+    inputs = collect_evidence(SCENARIO | {"arms": arms}, rows, [])
+    assert inputs.gated_arms == list(names)
+    assert {check.arm: check.state for check in check_bounds(inputs, [PSNR], inputs.gated_arms)} == {
         names[0]: "failed", names[1]: "passed",
     }  # fmt: skip
 
@@ -117,8 +121,8 @@ def test_a_value_that_exceeds_the_bound_but_not_the_baseline_is_marked() -> None
     guessed = [row("none", 19.1, above_baseline=-1.7), row("x", 19.3, above_baseline=-1.5)]
     check = check_x(PSNR, guessed)
     assert (check.state, check.value) == ("inconclusive", 19.3)
-    assert ReasonKind.BASELINE_REACHES_BOUND in check.kinds
-    assert check_x(PSNR, [row("none", 9.0), row("x", 9.0)]).kinds == [ReasonKind.NOT_EXCEEDED]
+    assert ReasonKind.BASELINE_REACHES_BOUND in kinds(check)
+    assert kinds(check_x(PSNR, [row("none", 9.0), row("x", 9.0)])) == [ReasonKind.NOT_EXCEEDED]
 
 
 def test_a_bare_number_bounds_what_samples_of_a_table_are_ranked_by() -> None:
@@ -126,9 +130,9 @@ def test_a_bare_number_bounds_what_samples_of_a_table_are_ranked_by() -> None:
     scenario = SCENARIO | {"metrics": {"names": default_names("records")}}
     silent = row("none", status="failed", message="raised")
     for rows in ([row("none", 40.0, feature_accuracy=1.0)], [silent], []):
-        inputs = GateInputs(scenario, rows, [])
-        assert parse_bounds(["0.9"], inputs.modality, inputs.measured) == [Bound("feature_accuracy", 0.9)]
-        assert parse_bounds(["features=0.9"], inputs.modality, inputs.measured) == [Bound("feature_accuracy", 0.9)]
+        inputs = collect_evidence(scenario, rows, [])
+        assert parse_bounds(["0.9"], inputs.modality, inputs.measures) == [Bound("feature_accuracy", 0.9)]
+        assert parse_bounds(["features=0.9"], inputs.modality, inputs.measures) == [Bound("feature_accuracy", 0.9)]
 
 
 def test_a_passed_check_says_what_else_was_read() -> None:
@@ -145,7 +149,7 @@ def test_a_passed_check_says_what_else_was_read() -> None:
     bound = Bound("feature_accuracy", 0.9)
     check = check_x(bound, rows, scenario)
     assert check.state == "passed"
-    assert check.kinds == [ReasonKind.PART_RECOVERED, ReasonKind.LABELS_RECOVERED]
+    assert kinds(check) == [ReasonKind.PART_RECOVERED, ReasonKind.LABELS_RECOVERED]
     failed = check_x(Bound("feature_accuracy", 0.5), rows, scenario)
     assert failed.state == "failed"
 
@@ -155,7 +159,7 @@ def test_no_bound_on_whole_images_is_passed_where_pixels_were_read() -> None:
     rows = [row("none", 40.0), row("x", 9.0, **parts)]
     check = check_x(PSNR, rows)
     assert check.state == "inconclusive"
-    assert ReasonKind.PART_RECOVERED in check.kinds
+    assert ReasonKind.PART_RECOVERED in kinds(check)
     rows[1]["parts_evidence"] = 1.0
     assert check_x(PSNR, rows).state == "passed"
 
@@ -163,21 +167,21 @@ def test_no_bound_on_whole_images_is_passed_where_pixels_were_read() -> None:
 def test_the_reason_of_a_passed_value_that_exceeds_the_bound_is_the_baseline() -> None:
     rows = [row("none", 40.0), row("x", 16.0, above_baseline=-1.0)]
     check = check_x(PSNR, rows)
-    assert (check.state, check.value, check.kinds) == ("passed", 16.0, [ReasonKind.BASELINE_REACHES_BOUND])
+    assert (check.state, check.value, kinds(check)) == ("passed", 16.0, [ReasonKind.BASELINE_REACHES_BOUND])
 
 
 def test_an_undefended_arm_that_was_not_measured_says_what_passed_the_bound_behind_a_defence() -> None:
     unplayed = row("none", attack="b", status="not played", message="not enough time")
-    inputs = GateInputs(SCENARIO, [row("none", 9.0), unplayed, row("x", 20.0)], [])
+    inputs = collect_evidence(SCENARIO, [row("none", 9.0), unplayed, row("x", 20.0)], [])
     none, x = check_bounds(inputs, [PSNR], ["none", "x"])
-    assert (none.state, x.state, x.kinds) == ("not measured", "failed", [])
-    assert ReasonKind.OVERTAKEN in none.kinds
+    assert (none.state, x.state, kinds(x)) == ("not measured", "failed", [])
+    assert ReasonKind.OVERTAKEN in kinds(none)
 
 
 def test_an_arm_with_opponents_is_looked_at() -> None:
     rows = [row("none", 40.0), row("x vs quiet", 40.0)]
     scenario = SCENARIO | {"opponents": {"quiet": {}}}
-    assert "x vs quiet" in GateInputs(scenario, rows, []).default_arms
+    assert "x vs quiet" in collect_evidence(scenario, rows, []).gated_arms
 
 
 def test_every_bound_of_a_metric_counts() -> None:
@@ -200,7 +204,7 @@ def test_nothing_passes_that_nothing_shows() -> None:
     assert states(PSNR, row("none", 40.0), row("x", 40.0, above_baseline=0.0))["x"] == "passed"
     assert states(PSNR, row("none", 40.0), row("x", 40.0, above_baseline=None))["x"] == "not measured"
     check = check_x(PSNR, [row("none", 40.0)])
-    assert (check.state, check.kinds) == ("not measured", [ReasonKind.NO_RECONSTRUCTION_ATTACK])
+    assert (check.state, kinds(check)) == ("not measured", [ReasonKind.NO_RECONSTRUCTION_ATTACK])
 
 
 def test_what_was_recorded_never_passes_and_a_distance_that_may_be_a_mistake_is_told() -> None:
@@ -217,7 +221,7 @@ def test_a_distance_is_passed_from_below() -> None:
     of = {"none": 0.01, "x": 0.31, "y": 0.3}
     rows = [row(arm, 20.0, lpips_alex=value) for arm, value in of.items()]
     assert states(LPIPS, *rows) == {"none": "failed", "x": "passed", "y": "failed"}
-    found = {check.arm: check.value for check in check_bounds(GateInputs(SCENARIO, rows, []), [LPIPS], list(of))}
+    found = {check.arm: check.value for check in check_bounds(collect_evidence(SCENARIO, rows, []), [LPIPS], list(of))}
     assert found == of
     nearest = [row("x", 20.0, lpips_alex=0.9), row("x", 20.0, "b", lpips_alex=0.4)]
     check = check_x(LPIPS, nearest)
@@ -429,7 +433,7 @@ def scored(arm: str, apart: float, count: int = 2000, attack: str = "m", **more:
 
 
 def of_members(bound: Bound, *rows: dict[str, Any], finished: bool = True) -> dict[str, Check]:
-    inputs, arms = GateInputs(SCENARIO, [], rows, finished), list(dict.fromkeys(one["arm"] for one in rows))
+    inputs, arms = collect_evidence(SCENARIO, [], rows, finished), list(dict.fromkeys(one["arm"] for one in rows))
     return {check.arm: check for check in check_bounds(inputs, [bound], arms)}
 
 
@@ -446,9 +450,9 @@ def test_membership_passes_where_its_interval_is_below_the_bound() -> None:
         assert (check.by, check.interval and check.interval.value) == (("m",), check.value)
     assert dict(found["x"].reasons) == {ReasonKind.SHARE_BUDGET: ((("m", 1),), None)}
     near = of_members(Bound("membership.auc", 0.52), *rows)["x"]
-    assert (near.state, near.kinds) == ("inconclusive", [ReasonKind.INTERVAL_REACHES])
+    assert (near.state, kinds(near)) == ("inconclusive", [ReasonKind.INTERVAL_REACHES])
     few = of_members(Bound("membership.tpr", 0.1), scored("none", 0.3), scored("x", 0.01, 500))["x"]
-    assert (few.state, few.kinds) == ("not measured", [ReasonKind.FEW_NON_MEMBERS])
+    assert (few.state, kinds(few)) == ("not measured", [ReasonKind.FEW_NON_MEMBERS])
     useless = of_members(Bound("membership.auc", 0.6), scored("none", 0.0), scored("x", 0.0))["x"]
     assert useless.state == "inconclusive"
     assert of_members(Bound("membership.auc", 0.6), *rows, finished=False)["x"].state == "not measured"
@@ -478,15 +482,15 @@ def test_no_membership_passes_for_attackers_who_do_not_know_the_defence() -> Non
     bound, bare = Bound("membership.auc", 0.6), scored("none", 0.3)
     for more in ([], ["defence"], ["code"]):
         spec = {"name": "membership", "label": "m", "knowledge": ["candidates", *more]}
-        inputs = GateInputs(SCENARIO | {"attacks": [spec]}, [], [bare, scored("x", 0.01)])
+        inputs = collect_evidence(SCENARIO | {"attacks": [spec]}, [], [bare, scored("x", 0.01)])
         [check] = check_bounds(inputs, [bound], ["x"])
-        assert (check.state, check.kinds) == ("inconclusive", [ReasonKind.NO_ADAPTIVE_MEMBERSHIP])
+        assert (check.state, kinds(check)) == ("inconclusive", [ReasonKind.NO_ADAPTIVE_MEMBERSHIP])
     unused = scored("x", 0.01, reason=Reason.UNDECLARED, message="noise takes few values")
     doubt = {ReasonKind.DOUBT: Doubt(Reason.UNDECLARED, unused["message"])}
     assert dict(of_members(bound, bare, unused)["x"].reasons) == doubt
     blind = [scored(arm, apart, attack="non-adaptive") for arm, apart in (("none", 0.3), ("x", 0.01))]
     weak = [scored(arm, 0.0) for arm in ("none", "x")]
-    assert of_members(bound, *blind, *weak)["x"].kinds == [ReasonKind.NO_ADAPTIVE_MEMBERSHIP]
+    assert kinds(of_members(bound, *blind, *weak)["x"]) == [ReasonKind.NO_ADAPTIVE_MEMBERSHIP]
     assert of_members(bound, *blind, bare, scored("x", 0.01))["x"].state == "passed"
 
 
@@ -496,7 +500,7 @@ def named(arm: str, hits: int, of: int = 100, **more: Any) -> list[dict[str, Any
 
 def test_identity_passes_where_its_interval_is_below_the_bound() -> None:
     bound, bare = Bound("identity", 0.1), named("none", 90)
-    assert GateInputs(SCENARIO, bare, []).measured[-1] == "identity"
+    assert collect_evidence(SCENARIO, bare, []).measures[-1] == "identity"
     assert states(bound, *bare, *named("x", 2), *named("y", 10)) == {"none": "failed", "x": "passed", "y": "failed"}
     assert states(bound, *bare, *named("x", 5))["x"] == "inconclusive", "its interval reaches 11 %"
     assert states(bound, *named("none", 2), *named("x", 2))["x"] == "inconclusive", "guessing gets as much"
@@ -540,7 +544,7 @@ def test_repeats_are_no_samples_of_identity() -> None:
         return [one for i in range(15) for one in named(arm, 4 if i < hits else 0, of=4, repeat=i)]
 
     check = check_x(bound, [*repeated("none", 15), *repeated("x", 0)])
-    assert (check.state, check.kinds) == ("inconclusive", [ReasonKind.INTERVAL_REACHES]), "four samples, not 60"
+    assert (check.state, kinds(check)) == ("inconclusive", [ReasonKind.INTERVAL_REACHES]), "four samples, not 60"
     once = check_x(bound, [*repeated("none", 15), *repeated("x", 1)])
     assert (once.state, once.value) == ("failed", 1.0)
     guessed = [one for i in range(15) for one in named("none", 100 if i < 1 else 0, repeat=i)]
@@ -569,8 +573,8 @@ def test_no_share_passes_a_bound_that_nothing_reached_without_a_defence() -> Non
     for name, reached, beyond in (("membership.auc", 0.55, 0.65), ("membership.tpr", 0.05, 0.5)):
         assert of_members(Bound(name, reached), *rows)["x"].state == "passed"
         check = of_members(Bound(name, beyond), *rows)["x"]
-        assert (check.state, check.kinds) == ("inconclusive", [ReasonKind.NOT_EXCEEDED])
-    assert check_x(Bound("identity", 0.3), [*named("none", 20), *named("x", 0)]).kinds == [ReasonKind.NOT_EXCEEDED]
+        assert (check.state, kinds(check)) == ("inconclusive", [ReasonKind.NOT_EXCEEDED])
+    assert kinds(check_x(Bound("identity", 0.3), [*named("none", 20), *named("x", 0)])) == [ReasonKind.NOT_EXCEEDED]
     others = [{**one, "top1": 1 - one["top1"]} for one in named("none", 80, attack="b")]
     both = [*named("none", 20), *others, *named("x", 0), *named("x", 0, attack="b")]
     assert states(Bound("identity", 0.3), *both)["x"] == "passed", "they reach it together"
@@ -731,7 +735,7 @@ class Stored:
 
 def ruling(*rows: dict[str, Any], allow: bool = False, baseline: Any = None, bound: bool = True) -> Ruling:
     gated = GatedRun(Stored(), "w")  # type: ignore[arg-type]
-    gated.__dict__.update(inputs=GateInputs(SCENARIO, rows, []), samples="s", _status={})
+    gated.__dict__.update(evidence=collect_evidence(SCENARIO, rows, []), samples="s", _status={})
     return Ruling([gated], [PSNR] if bound else [], allow, baseline)
 
 

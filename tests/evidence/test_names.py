@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from rayfed.evidence.bounds import Bound
 from rayfed.evidence.gate import check_bounds
-from rayfed.evidence.gate_inputs import GateInputs
 from rayfed.evidence.outcomes import with_references
 from rayfed.evidence.recommend import parse_bound, recommend
 from rayfed.evidence.settings import settings as grouped
@@ -66,7 +65,7 @@ def results(
     back = {name: arm for arm, name in names.items()}
     found = collect_evidence(scenario, renamed, []).verdicts
     states = [(back[one.arm], one.state, sorted(one.reasons)) for one in found]
-    checks = check_bounds(GateInputs(scenario, renamed, []), BOUNDS, list(arms))
+    checks = check_bounds(collect_evidence(scenario, renamed, []), BOUNDS, list(arms))
     gates = [(back[one.arm], one.batch, one.bound.name, one.state, one.value, one.exceeding) for one in checks]
     outcomes = [
         {"arm": names[arm], "attack": titles["search"], "result": state, "verdict": None, "test_accuracy": accuracy}

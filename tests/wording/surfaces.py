@@ -153,7 +153,7 @@ def gate(cases: Sequence[Case]) -> str:
     texts = []
     for case in cases:
         gated = GatedRun(case.folder, "untrained weights")
-        bounds = parse_bounds(list(case.bounds), gated.inputs.modality, gated.inputs.measured)
+        bounds = parse_bounds(list(case.bounds), gated.evidence.modality, gated.evidence.measures)
         texts.append("\n".join([*Ruling([gated], bounds).lines, gated.next_step]))
     return _in_sections(cases, texts)
 

@@ -24,7 +24,7 @@ from actors.process import ResourceShare
 from actors.ray_errors import original, telling_losses
 from actors.servers import InDriver, OnActor, Serving, only_adds
 from actors.workers import Workers, wait_for
-from rayfed.core.memory import explaining
+from rayfed.core.memory import explain_memory_errors
 from rayfed.data.partitions.base import Parts
 from rayfed.errors import ClientError, OverdueError, UserError
 from rayfed.scenario import Scenario
@@ -163,7 +163,9 @@ class RayExecutor:
         """Start the actors, and wait for the client actors, so that the first round does not include the start."""
         data = inputs.data
         self._attackers_made_of = data.sample.published(), len(data.classes)
-        shared = [ray.put(value) for value in (data, Parts.of(inputs.parts), Parts.of(inputs.validation))]
+        shared = [
+            ray.put(value) for value in (data, Parts.from_indices(inputs.parts), Parts.from_indices(inputs.validation))
+        ]
         self.restart_server(roles, saved)
         self._clients = self._workers(
             ClientActor,
@@ -211,7 +213,7 @@ class RayExecutor:
         attackers = self._started_attackers()
         begin = partial(attackers.run, calls, hear, ahead)
         if ahead:
-            with telling_losses(), explaining("attackers"):
+            with telling_losses(), explain_memory_errors("attackers"):
                 begun = begin()
             begin = partial(iter, begun)
         return self._noting_losses(attackers, begin, "attackers", "attacker")
@@ -286,7 +288,7 @@ class RayExecutor:
         what: str,
     ) -> Iterator[Done]:
         known, halvings = pool.losses, pool.halvings
-        with telling_losses(), explaining(kind):
+        with telling_losses(), explain_memory_errors(kind):
             for done in begin():
                 if pool.losses > known:
                     lost = pool.losses - known

@@ -14,16 +14,16 @@ from actors.attacker import AttackerActor
 from actors.client import ClientActor
 from actors.cluster import Allotment, alive, available_gpus, check, connected, divide, gpus_for, wanted
 from actors.workers import Workers
-from rayfed.core.memory import CONTEXT, Peak, explaining, largest
+from rayfed.core.memory import CONTEXT, Peak, explain_memory_errors, find_largest_peak
 from rayfed.data.partitions.base import Parts
 from rayfed.errors import ResourceError, UserError
 from rayfed.scenario import Scenario, resolve
-from rayfed.scenario.trials import Trial, scenario_of
-from rayfed.scenario.trials import largest as largest_trials
+from rayfed.scenario.trials import Trial, make_trial_scenario
+from rayfed.scenario.trials import plan_largest as largest_trials
 from rayfed.simulation.executors.base import Call, Crashed, Done, Overdue
 from rayfed.simulation.gpus import with_devices, with_num_gpus
 from rayfed.simulation.inputs import Inputs, prepare
-from rayfed.simulation.rounds.attacks import CRASHES, keys_of, limit_of
+from rayfed.simulation.rounds.attacks import CRASHES, compute_limit, derive_keys
 
 _GIB = 2**30
 _UNITS = 10_000
@@ -55,7 +55,7 @@ def with_measured_shares(scenario: Scenario, note: Callable[[str], None] = lambd
 
     def measure(kinds: Sequence[Kind]) -> Needs:
         each = [_measure_trial(scenario, trial, gpus, kinds) for trial in largest_trials(scenario)]
-        return {kind: largest(needs[kind] for needs in each) for kind in kinds}
+        return {kind: find_largest_peak(needs[kind] for needs in each) for kind in kinds}
 
     with connected(None, scenario):
         return _with_shares(scenario, measure, note)
@@ -160,7 +160,7 @@ def _measure_trial(scenario: Scenario, trial: Trial, gpus: Mapping[str, int], ki
     """Return the needs of a sweep's trial; unknown if its values do not fit together, or if a call fails."""
     unknown: Needs = dict.fromkeys(kinds)  # the sweep may not have this combination; if it has, its row has the error
     try:
-        inputs = prepare(scenario_of(scenario, trial), gpus=gpus)
+        inputs = prepare(make_trial_scenario(scenario, trial), gpus=gpus)
     except UserError:
         return unknown
     try:
@@ -170,7 +170,7 @@ def _measure_trial(scenario: Scenario, trial: Trial, gpus: Mapping[str, int], ki
 
 
 def _run(workers: Workers, kind: Kind, calls: Sequence[Call]) -> list[Done]:
-    with explaining(kind):
+    with explain_memory_errors(kind):
         return list(workers.run(calls))
 
 
@@ -195,7 +195,7 @@ def _measure(inputs: Inputs, kinds: Sequence[Kind], run: Callable[..., list[Done
     attacked = range(len(scenario.attacks))
     allotment = divide(list(alive().values()), scenario, 1, len(attacked))
     data, needs = inputs.data, dict[Kind, Peak | None]()
-    parts = data, Parts.of(inputs.parts), Parts.of(inputs.validation)
+    parts = data, Parts.from_indices(inputs.parts), Parts.from_indices(inputs.validation)
     check_alone(replace(allotment, clients=1, attackers=0))
     with closing(Workers(ActorPool(), 1, ClientActor, allotment.client, scenario, *parts)) as clients:
         clients.wait()
@@ -218,7 +218,7 @@ def _measure(inputs: Inputs, kinds: Sequence[Kind], run: Callable[..., list[Done
             attackers.wait()
             results = [done.result for done in run(attackers, "attackers", calls)]
         failed = len(calls) < len(observed) or any(isinstance(result, Overdue | Crashed) for result in results)
-        needs["attackers"] = None if failed else largest(results)
+        needs["attackers"] = None if failed else find_largest_peak(results)
     return needs
 
 
@@ -230,5 +230,5 @@ def check_alone(allotment: Allotment) -> None:
 def _first_attack(scenario: Scenario, observed: Done) -> Call:
     """Return the call that begins an attack on the victims that a client actor has observed."""
     (attack, arm), victims, [observations] = observed.call.tag, observed.result, observed.rest
-    args = attack, arm.to_attackers(), observations, keys_of(scenario, attack, 0, victims)
-    return Call("begin_attack", args, limit=limit_of(scenario, victims), crashes=CRASHES)
+    args = attack, arm.to_attackers(), observations, derive_keys(scenario, attack, 0, victims)
+    return Call("begin_attack", args, limit=compute_limit(scenario, victims), crashes=CRASHES)

@@ -23,9 +23,9 @@ from actors.trial import Reporter, own_actor_pool, prepare_process, search_place
 from rayfed.evidence import outcomes
 from rayfed.results.sweep_folder import TRIALS
 from rayfed.runs import runner
-from rayfed.runs.sweeps import SweepExecution, SweepRecorder, objectives_of, swept, trials_of
+from rayfed.runs.sweeps import SweepExecution, SweepRecorder, get_sweep_section, make_trials, measure_objectives
 from rayfed.scenario import Scenario, Sweep
-from rayfed.scenario.trials import Trial, scenario_of
+from rayfed.scenario.trials import Trial, make_trial_scenario
 
 if TYPE_CHECKING:
     from ray.tune.search.optuna import OptunaSearch
@@ -62,7 +62,7 @@ class TuneExecution:
                     if not callback.lost:
                         break
                 callback.give_up()
-        if "tensorboard" not in swept(scenario).trackers:  # Tune's own state is not needed to continue
+        if "tensorboard" not in get_sweep_section(scenario).trackers:  # Tune's own state is not needed to continue
             folder.files.fs.rm(f"{folder.files.root}/{_TUNE}", recursive=True)
 
 
@@ -73,7 +73,7 @@ def on_tune(address: str | None = None) -> SweepExecution:
 
 def _tuner(scenario: Scenario, recorder: SweepRecorder, callback: _Recording) -> tune.Tuner:
     """Return a tuner for the trials that have no row yet, each with the scenario's actors."""
-    folder, section = recorder.folder, swept(scenario)
+    folder, section = recorder.folder, get_sweep_section(scenario)
     planned = recorder.trials is not None
     return tune.Tuner(
         with_actors(_trainable(scenario, recorder), allot_trial(scenario)),
@@ -115,7 +115,7 @@ def _search(recorder: SweepRecorder) -> OptunaSearch:
     found = recorder.search()
     return OptunaSearch(
         found.setting,
-        metric=list(swept(recorder.scenario).objectives),
+        metric=list(get_sweep_section(recorder.scenario).objectives),
         mode=[direction.name[:3].lower() for direction in found.study.directions],
         sampler=found.sampler,
         storage=found.storage,
@@ -126,7 +126,7 @@ def _search(recorder: SweepRecorder) -> OptunaSearch:
 def _trainable(scenario: Scenario, recorder: SweepRecorder) -> Any:
     """Return the function that runs a setting's repeats one after another and reports the objectives."""
     folder, places = recorder.folder, search_places()
-    allotment, objectives = allot_trial(scenario), swept(scenario).objectives
+    allotment, objectives = allot_trial(scenario), get_sweep_section(scenario).objectives
 
     def trial(config: dict[str, Any]) -> None:
         prepare_process(places)
@@ -135,12 +135,12 @@ def _trainable(scenario: Scenario, recorder: SweepRecorder) -> Any:
             for one in _repeats(config):
                 run = folder.trial(f"{TRIALS}/{one.name}")
                 execution = TrialExecution(allotment, own_actor_pool())
-                runner.launch_in(run, scenario_of(scenario, one), execution, Reporter())
+                runner.launch_in(run, make_trial_scenario(scenario, one), execution, Reporter())
                 played.append(outcomes.outcomes(run))
         except Exception as error:  # not raised, because Tune would repeat a trial that fails again
             tune.report({"rounds": 0, "error": f"{type(error).__name__}: {error}"})
             return
-        tune.report({"rounds": scenario.federation.rounds} | objectives_of(played, objectives))
+        tune.report({"rounds": scenario.federation.rounds} | measure_objectives(played, objectives))
 
     return trial
 
@@ -174,7 +174,7 @@ class _Recording(tune.Callback):
 
 def _repeats(config: dict[str, Any]) -> list[Trial]:
     """Return the trials of rayfed that one trial of Tune runs."""
-    return trials_of(config.get("trial", config))
+    return make_trials(config.get("trial", config))
 
 
 @contextmanager

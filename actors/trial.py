@@ -21,7 +21,7 @@ from rayfed.evidence.spread import measure_spread
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.runs import runner
 from rayfed.scenario import Scenario
-from rayfed.scenario.trials import Trial, scenario_of
+from rayfed.scenario.trials import Trial, make_trial_scenario
 from rayfed.simulation.progress import Progress
 from rayfed.store.folder import RunFolder
 
@@ -35,7 +35,7 @@ def trainable(scenario: Scenario) -> Trainable:
 
     def trial(config: dict[str, Any]) -> None:
         prepare_process(places)
-        played = scenario_of(scenario, Trial(0, None, dict(config), 0))
+        played = make_trial_scenario(scenario, Trial(0, None, dict(config), 0))
         folder = RunFolder.at(str(Path(tune.get_context().get_trial_dir()) / "run"))
         runner.launch_in(folder, played, TrialExecution(allotment, own_actor_pool()), Reporter())
 

@@ -48,9 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     images, tests = (torch.from_numpy(x).float() / 255 for x in (data.train_images, data.test_images))
     labels, truth = torch.from_numpy(data.train_labels), torch.from_numpy(data.test_labels)
     model = trained(images, labels, chosen.epochs)
-    client = CryptonetClient.fresh()
+    client = CryptonetClient.with_new_keys()
     public = client.public()
-    server, conv = CryptonetServer.of(public, model), model.get_submodule("conv1")
+    server, conv = CryptonetServer.from_public_keys(public, model), model.get_submodule("conv1")
     assert isinstance(conv, nn.Conv2d)
     with torch.no_grad():
         began = perf_counter()

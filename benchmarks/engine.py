@@ -84,9 +84,11 @@ def engine(work: Work, fused: bool = False) -> Iterator[PlayRound]:
     scenario = scenario_of(work, fused)
     images, labels = data(work.clients, work.shape)
     dataset = Dataset(images, labels, images[:1], labels[:1], tuple("0123456789"))
-    parts = Parts.of(np.split(np.arange(len(labels)), work.clients))
+    parts = Parts.from_indices(np.split(np.arange(len(labels)), work.clients))
     arm = build_arm(resolve(scenario)["none"], dataset.sample, len(dataset.classes), scenario.seed)
-    inputs = Inputs(scenario, dataset, parts, Parts.of([]), [Account(scenario, arm, parts.sizes, dataset.sample)])
+    inputs = Inputs(
+        scenario, dataset, parts, Parts.from_indices([]), [Account(scenario, arm, parts.sizes, dataset.sample)]
+    )
     with on_ray()(inputs, Progress()) as executor:
         federation = Federation(inputs, executor, Progress(), {}, lambda *_: {})
 

@@ -35,7 +35,7 @@ from rayfed.attacks.matching.distances import one_minus_cosine
 from rayfed.attacks.matching.problem import Matching
 from rayfed.attacks.matching.second_derivatives import IN_TURN, TOGETHER
 from rayfed.attacks.text.tag import on_vectors
-from rayfed.core.memory import most_held
+from rayfed.core.memory import measure_most_held
 from rayfed.gradients import buffers_of, gradient, weights_of
 from rayfed.models.build import build_model
 from rayfed.models.trained import blocks_of
@@ -181,7 +181,7 @@ def _row(matching: Matching, points: Tensor, repeats: int) -> str:
         matching.way.differentiate(values.sum(), parts[0])
         return values.detach()
 
-    value, counted = evaluate()[0], most_held(lambda: evaluate(1)) * len(points) / 2**20
+    value, counted = evaluate()[0], measure_most_held(lambda: evaluate(1)) * len(points) / 2**20
     peaks, cpu, clock = [], [], []
     for _ in range(repeats):
         idle, began, at = _reset(), process_time(), perf_counter()

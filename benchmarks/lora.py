@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from rayfed import gradients
 from rayfed.attacks.forward_probe import buffers_for, without_tracking
-from rayfed.core.shipped import shipped
+from rayfed.core.shipped import find_shipped
 from rayfed.evidence.paired import holm
 from rayfed.evidence.settings import estimate
 from rayfed.metrics.roc import share
@@ -229,11 +229,11 @@ def _scenario(trained: str, defence: str, rounds: int, attacks: list[dict[str, A
         "federation.evaluate_every": rounds,
     }
     given = [f"{path}={json.dumps(value)}" for path, value in changes.items()]
-    return load(shipped("scenarios") / "finetune_text.yaml", given)
+    return load(find_shipped("scenarios") / "finetune_text.yaml", given)
 
 
 def _rows(file: Path, table: str) -> list[dict[str, Any]]:
-    run = loading.load(json.loads(file.read_text(encoding="utf-8"))["run"])
+    run = loading.open_results(json.loads(file.read_text(encoding="utf-8"))["run"])
     rows: list[dict[str, Any]] = run.table(table).to_pylist()
     return rows
 

@@ -30,7 +30,7 @@ from rayfed.scenario import ResolvedArm, Scenario, parse, resolve
 from rayfed.simulation.client.runtime import CohortReport
 from rayfed.simulation.executors.base import Call, Done
 from rayfed.simulation.executors.stragglers import Cohort, Portion, Result, portions
-from rayfed.simulation.rounds.node_sums import NodeSums, homes
+from rayfed.simulation.rounds.node_sums import NodeSums, assign_homes
 
 
 def arm() -> ResolvedArm:
@@ -99,7 +99,7 @@ def planned(cohorts: int, nodes: int, actors: int, spread: float, meet: bool) ->
     weights = np.ceil(10 * np.random.default_rng(0).lognormal(0, spread, cohorts)).tolist()
     runs = portions(weights, 2 * nodes * actors, nodes * actors)
     loads = [sum(weights[i] for i in run) for run in runs]
-    names = homes(loads, {f"{i:04}": actors for i in range(nodes)}) if meet else [""] * len(runs)
+    names = assign_homes(loads, {f"{i:04}": actors for i in range(nodes)}) if meet else [""] * len(runs)
     played = arm()
     return [[Cohort(played, i, None, (i,), {}, node=n) for i in run] for run, n in zip(runs, names, strict=True)]
 

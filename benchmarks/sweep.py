@@ -25,7 +25,7 @@ from actors.sweep import on_tune
 from rayfed import scenario as scenarios
 from rayfed.runs import runner, sweeps
 from rayfed.scenario import Scenario
-from rayfed.scenario.trials import planned, scenario_of
+from rayfed.scenario.trials import make_trial_scenario, plan_trials
 from rayfed.simulation.progress import Progress, SweepProgress
 from rayfed.store.folder import RunFolder
 
@@ -64,10 +64,10 @@ def main() -> None:
         cores = int(ray.cluster_resources()["CPU"])
         sweeps.sweep(scenario, out, on_tune(), watch)
         execution = TrialExecution(allot_trial(scenario), ActorPool())
-        for trial in planned(scenario):
+        for trial in plan_trials(scenario):
             before = monotonic()
             folder = RunFolder.create(out, "alone")
-            runner.launch_in(folder, scenario_of(scenario, trial), execution, Progress())
+            runner.launch_in(folder, make_trial_scenario(scenario, trial), execution, Progress())
             alone.append(monotonic() - before)
     (start, idle), (end, idle_then) = watch.began, watch.ends[-1]
     wall = end - start

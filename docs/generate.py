@@ -24,7 +24,7 @@ from pydantic.fields import FieldInfo
 from rayfed import registry
 from rayfed.cli import app
 from rayfed.cli.common import EXIT_CODES
-from rayfed.core.shipped import shipped
+from rayfed.core.shipped import find_shipped
 from rayfed.evidence import findings, gate, gate_shares, next_step
 from rayfed.evidence.checks import GateState
 from rayfed.metrics.measures import MEASURES
@@ -288,7 +288,7 @@ runs a scenario by its name, and `rayfed new mine --from noniid` copies it. Time
 
 def scenarios() -> str:
     """Return the page of the scenarios, from the comment at the start of each."""
-    headers = {path.stem: _header(path) for path in sorted(shipped("scenarios").glob("*.yaml"))}
+    headers = {path.stem: _header(path) for path in sorted(find_shipped("scenarios").glob("*.yaml"))}
     page = SCENARIOS
     for name, header in headers.items():
         page += f"| [`{name}`](#{name.lower()}) | {_text(header.partition(chr(10) * 2)[0])} |\n"

@@ -105,7 +105,7 @@ def load(path: str | PathLike[str]) -> Run | Sweep:
     """
     from rayfed.results import loading
 
-    return loading.load(fspath(path))
+    return loading.open_results(fspath(path))
 
 
 @exits_refused()
@@ -232,13 +232,13 @@ def launch(
     from rayfed.errors import ScenarioError
     from rayfed.results.loading import Run
     from rayfed.runs import runner
-    from rayfed.runs.api_args import scenario_of, shown
+    from rayfed.runs.api_args import open_view, read_source
     from rayfed.runs.executors import execution
 
-    loaded = scenario_of(scenario, changes)
+    loaded = read_source(scenario, changes)
     if loaded.sweep is not None:
         raise ScenarioError(f"{loaded.name} has a `sweep`: call rayfed.sweep")
-    with shown(show) as progress:
+    with open_view(show) as progress:
         folder = runner.launch(loaded, _text(out), execution(executor, address), progress)
         progress.finished(f"{folder.url}/report.html")
     return Run(folder)
@@ -262,11 +262,11 @@ def sweep(
     from rayfed.report.html.sweep import try_sweep_report
     from rayfed.results.loading import Sweep
     from rayfed.runs import sweeps
-    from rayfed.runs.api_args import scenario_of
+    from rayfed.runs.api_args import read_source
     from rayfed.runs.executors import sweep_execution
     from rayfed.simulation.progress import SweepProgress
 
-    loaded = scenario_of(scenario, changes)
+    loaded = read_source(scenario, changes)
     if loaded.sweep is None:
         raise ScenarioError(f"{loaded.name} has no `sweep`: call rayfed.launch")
     folder = sweeps.sweep(loaded, _text(out), sweep_execution(executor, address), SweepProgress())
@@ -302,19 +302,19 @@ def attack(
     from rayfed.errors import ScenarioError, UserError
     from rayfed.results.loading import Run
     from rayfed.runs import runner
-    from rayfed.runs.api_args import address_of, scenario_of, shown
+    from rayfed.runs.api_args import get_address, open_view, read_source
     from rayfed.runs.executors import execution
     from rayfed.runs.scenario_loading import search_where
 
     if arm is not None and run is None:
         raise UserError("found `arm` without `run`: give the run that contains the arm")
-    source = address_of(run)
+    source = get_address(run)
     if source is not None:
         search_where(source)
-    loaded = scenario_of(scenario, changes)
+    loaded = read_source(scenario, changes)
     if not loaded.attacks:
         raise ScenarioError(f"{loaded.name} has no `attacks`: add one, such as `attacks: [idlg]`")
-    with shown(show) as progress:
+    with open_view(show) as progress:
         folder = runner.attack(loaded, source, _text(out), execution(executor, address), progress, arm)
         progress.finished(f"{folder.url}/report.html")
     return Run(folder)
@@ -366,7 +366,7 @@ def audit(
     from rayfed.audits.run import Budget
     from rayfed.audits.run import audit as run_audit
     from rayfed.results.loading import Run
-    from rayfed.runs.api_args import address_of, shown
+    from rayfed.runs.api_args import get_address, open_view
     from rayfed.runs.executors import execution
     from rayfed.simulation.rounds.attacks import Deadline
 

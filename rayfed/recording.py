@@ -28,7 +28,14 @@ from torch import Tensor, nn
 from rayfed.attacks.external_update import observe
 from rayfed.core.arrays import Arrays, by_name, is_counter, to_tensor
 from rayfed.core.number_types import check_model
-from rayfed.core.recording_checks import LOCAL, build_loss, check_normalisation, check_round, check_shape, count_outputs
+from rayfed.core.recording_checks import (
+    LOCAL,
+    build_loss,
+    check_image_shape,
+    check_normalisation,
+    check_round,
+    count_outputs,
+)
 from rayfed.core.targets import to_targets
 from rayfed.errors import DataError, UserError
 from rayfed.models.wrappers import bare_name, unwrapped
@@ -267,7 +274,7 @@ class Recorder:
 
     def _new_header(self, images: Tensor | None) -> Header:
         """Return the recording's shared properties; runs a forward pass of the model."""
-        shape = self._shape if images is None else check_shape(images.shape[1:])
+        shape = self._shape if images is None else check_image_shape(images.shape[1:])
         assert shape is not None
         self._check_channels(shape[0])
         with unwrapped(self._model) as bare:

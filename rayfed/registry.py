@@ -25,7 +25,7 @@ from typing import Any, TypeVar, dataclass_transform
 import pydantic
 from pydantic import ConfigDict, TypeAdapter
 
-from rayfed.core.modules import module_of
+from rayfed.core.modules import find_module
 from rayfed.core.user_exits import exits_refused
 from rayfed.errors import UserError, nearest
 
@@ -180,7 +180,7 @@ def dotted(file: Path, name: str) -> str:
 
     Raises `UserError` if Python would import another module by this name.
     """
-    module = module_of(file, SEARCHED)
+    module = find_module(file, SEARCHED)
     search(str(module.folder))
     for folder in module.others:
         search(str(folder), last=True)
@@ -197,7 +197,7 @@ def _remedy(module: str, attribute: str, error: ImportError) -> str:
     if not places or places[0] is None:
         return "install the missing package, or put its folder on PYTHONPATH"
     if module == top:
-        inside = module_of(Path(places[0]))
+        inside = find_module(Path(places[0]))
         name, folder = inside.name, inside.folder
     else:  # the package is inside another package
         name, folder = f"{Path(places[0]).parent.name}.{module}", Path(places[0]).parents[1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rayfed.runs.executors import brought
+from rayfed.runs.executors import load_entry_point
 from rayfed.scenario import Scenario
 
 
@@ -17,5 +17,5 @@ def trainable(scenario: Scenario) -> Callable[[dict[str, Any]], None]:
     far. With several arms, names have the form `ARM/psnr`. The run folder is `run` in the trial's directory. A trial
     that Tune restarts continues after its last complete round.
     """
-    made: Callable[[dict[str, Any]], None] = brought("ray", "trainable")(scenario)
+    made: Callable[[dict[str, Any]], None] = load_entry_point("ray", "trainable")(scenario)
     return made

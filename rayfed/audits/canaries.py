@@ -111,7 +111,7 @@ class _Scores:
         return len(self.present) + len(self.absent)
 
 
-def audited(inputs: Inputs, canaries: int) -> Iterator[CanaryAudit]:
+def audit_canaries(inputs: Inputs, canaries: int) -> Iterator[CanaryAudit]:
     """Yield the result of an audit with at least `canaries` canaries for each privacy mechanism that has an account.
 
     Raises `UserError` if no arm has a finite epsilon.
@@ -173,7 +173,7 @@ class _Run:
         images = np.stack([place & 255, place >> 8 & 255, place >> 16 & 255, way], 1).astype(np.uint8)
         labels = np.zeros(count, np.int64)
         data = Dataset(images.reshape(-1, 1, 1, 4), labels, images[:2].reshape(-1, 1, 1, 4), labels[:2], ("0", "1"))
-        return data, Parts.of([np.flatnonzero(owner == client) for client in range(len(self.sizes))])
+        return data, Parts.from_indices([np.flatnonzero(owner == client) for client in range(len(self.sizes))])
 
     def run(self, rounds: int, scores: _Scores) -> None:
         """Run the training rounds, and add the scores of all present and absent canaries to `scores`."""

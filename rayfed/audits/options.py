@@ -17,9 +17,9 @@ from rayfed.audits.queue import BATCHES
 from rayfed.core.documents import yaml_flow
 from rayfed.data.section import UserData
 from rayfed.errors import UserError
-from rayfed.runs.scenario_loading import dotted, loss_section, search_where
+from rayfed.runs.scenario_loading import loss_section, search_where, to_dotted_path
 from rayfed.scenario import resolve
-from rayfed.scenario.components import named
+from rayfed.scenario.components import expand_component
 from rayfed.scenario.problems import Problem, component_problems
 from rayfed.store.folder import SCENARIO, RunFolder
 
@@ -87,12 +87,12 @@ def model_of(given: Model, trained: Trained | None) -> dict[str, Any]:
     if isinstance(given, nn.Module):
         return _section_of_instance(given)
     if given is not None:
-        found = named(given)
+        found = expand_component(given)
         if not isinstance(found, Mapping):
             raise UserError(
                 f"model: found a {type(given).__name__}; give a name, a class, an nn.Module, or {{name: NAME, ...}}"
             )
-        return {**found, "name": dotted(found["name"])}
+        return {**found, "name": to_dotted_path(found["name"])}
     if trained is None:
         raise UserError("--model: give the model to audit, or a run with --run")
     return trained.model
@@ -119,7 +119,7 @@ def _class_path(model: type) -> str:
     return f"{model.__module__}:{model.__qualname__}"
 
 
-def loss_of(given: str | Mapping[str, Any] | None, trained: Trained | None) -> dict[str, Any]:
+def choose_loss(given: str | Mapping[str, Any] | None, trained: Trained | None) -> dict[str, Any]:
     """Return the scenario section `loss` for a name or mapping. Default: the section of the run, or empty."""
     if given is None:
         return {} if trained is None else trained.loss
@@ -144,15 +144,15 @@ def pipelines(given: Sequence[Any]) -> Defences:
     if isinstance(given, str | Mapping):
         raise UserError(f"defences: found {given!r}; give a list of arms, such as [{given!r}]")
     for value in given:
-        pipeline = [named(one) for one in (value if isinstance(value, list | tuple) else [value])]
+        pipeline = [expand_component(one) for one in (value if isinstance(value, list | tuple) else [value])]
         if not all(isinstance(one, Mapping) and isinstance(one.get("name"), str) for one in pipeline):
             raise UserError(
                 f"defence: found '{_typed(value)}'; give a name, {{name: NAME, FIELD: VALUE}}, or a list of both"
             )
-        pipeline = [{**one, "name": dotted(one["name"])} for one in pipeline]
+        pipeline = [{**one, "name": to_dotted_path(one["name"])} for one in pipeline]
         for problem in component_problems({"defences": pipeline}):
             raise UserError(f"defence '{_typed(value)}': {_told(problem, value)}")
-        found[called(pipeline)] = pipeline
+        found[name_pipeline(pipeline)] = pipeline
     return {name: pipeline for name, pipeline in found.items() if pipeline}
 
 
@@ -185,7 +185,7 @@ class Trained:
     loss: dict[str, Any]
 
     @classmethod
-    def of(cls, run: str) -> Trained:
+    def from_run(cls, run: str) -> Trained:
         """Read the sections from a run's scenario. Raises `UserError` if the run has no scenario."""
         search_where(run)
         folder = RunFolder.open(run)

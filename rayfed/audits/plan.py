@@ -77,7 +77,7 @@ class Plan:
 
         `iterations` maps the title of a search (`title`) to its iterations.
         """
-        criterion = Criterion.of(self.modality, self.threshold)
+        criterion = Criterion.from_modality(self.modality, self.threshold)
         attacks = [
             self._attack(method, batch, twin, iterations)
             for method, batch, twin in product(self.methods, self.batches, ATTACKER_KNOWLEDGE)
@@ -111,7 +111,7 @@ class Plan:
         }
 
 
-def called(pipeline: Sequence[Mapping[str, Any]]) -> str:
+def name_pipeline(pipeline: Sequence[Mapping[str, Any]]) -> str:
     """Return the arm name for a pipeline of defences, with the defences' parameters."""
     parts = []
     for defence in pipeline:

@@ -98,10 +98,10 @@ def pass_iterations(plan: Plan, evaluations: int, fixed: bool = False) -> dict[s
     found = {}
     for method, batch in plan.searches:
         count = evaluations if fixed else max(FEWEST, round(evaluations * method.share))
-        found[title(method, batch)] = iterations_of(method, count)
+        found[title(method, batch)] = count_iterations(method, count)
     return found
 
 
-def iterations_of(method: Method, evaluations: int) -> int:
+def count_iterations(method: Method, evaluations: int) -> int:
     """Return the number of iterations, at least one, in which a search makes `evaluations` evaluations."""
     return max(1, -(-evaluations // method.evaluations))

@@ -25,7 +25,7 @@ from rayfed.attacks.external_update import Given, observe
 from rayfed.attacks.progress import Standing, listening
 from rayfed.attacks.sealed import attempt
 from rayfed.audits.plan import UNDEFENDED, title
-from rayfed.audits.queue import iterations_of
+from rayfed.audits.queue import count_iterations
 from rayfed.core import losses, seeds
 from rayfed.core.recording_checks import build_loss, check_round
 from rayfed.core.targets import to_targets
@@ -141,7 +141,7 @@ class Recorded(Defence):
 
         def update(task: Task) -> Update:
             recorded = _of_round(self.folder, self.round)[task.client]
-            seen = looked_over(Recording(self.folder), recorded, task.model).observation.to(_device(task))
+            seen = check_update(Recording(self.folder), recorded, task.model).observation.to(_device(task))
             floats = {name: b for name, b in task.model.named_buffers() if b.is_floating_point()}
             buffers = {name: seen.returned_buffers.get(name, task.buffers[name]) for name in floats}
             return Update(task.client, task.round, seen.update, buffers, recorded.samples, float("nan"))
@@ -153,7 +153,7 @@ def _device(task: Task) -> torch.device:
     return task.data.inputs.device
 
 
-def looked_over(recording: Recording, update: RecordedUpdate, model: nn.Module) -> Given:
+def check_update(recording: Recording, update: RecordedUpdate, model: nn.Module) -> Given:
     """Check a recorded update, and return the update as an observation. Raises `UserError` if the model differs."""
     header = recording.header
     try:
@@ -236,7 +236,7 @@ class Replay:
     def sent(self) -> tuple[Sent, list[str]]:
         """Return the model state that the round's clients received, and remarks on the recorded updates."""
         model = self._built
-        given = [(update, looked_over(self.recording, update, model)) for update in self.updates]
+        given = [(update, check_update(self.recording, update, model)) for update in self.updates]
         remarks = dict.fromkeys(f"{update.name}: {remark}" for update, one in given for remark in one.remarks)
         first = given[0][1].observation
         return Sent(self.round, first.weights, first.buffers), list(remarks)
@@ -244,14 +244,14 @@ class Replay:
     def unscored(self, ends: float = inf) -> Iterator[tuple[RecordedUpdate, str, Reconstruction]]:
         """Attack each recorded update, and yield (update, attack, result) without scores, until the time `ends`."""
         for update in self.updates:
-            seen = looked_over(self.recording, update, self._built).observation
-            key = seeds.derived(self.seed, "replay", update.round, update.client)
+            seen = check_update(self.recording, update, self._built).observation
+            key = seeds.derive_bytes(self.seed, "replay", update.round, update.client)
             for name, found in attempts(self._built, seen, self.evaluations, key, ends):
                 yield update, name, found
 
     @cached_property
     def _built(self) -> nn.Module:
-        return built(self.model_section, self.loss, self.recording.header, self.seed)
+        return build_recorded_model(self.model_section, self.loss, self.recording.header, self.seed)
 
 
 def normalisation(header: Header) -> dict[str, Any]:
@@ -261,7 +261,7 @@ def normalisation(header: Header) -> dict[str, Any]:
     return {"normalise": {"mean": list(header.mean), "std": list(header.std)}}
 
 
-def built(model: Mapping[str, Any], loss: Mapping[str, Any], header: Header, seed: int) -> nn.Module:
+def build_recorded_model(model: Mapping[str, Any], loss: Mapping[str, Any], header: Header, seed: int) -> nn.Module:
     """Build the model of a recording from the scenario sections `model` and `loss` and the recording's header."""
     spec = ModelSpec.model_validate(model)
     normalise = (spec.normalise.mean, spec.normalise.std) if spec.normalise else None
@@ -307,5 +307,5 @@ def attempts(
 
 
 def _spec(method: Method, evaluations: int) -> dict[str, Any]:
-    searched = {"iterations": iterations_of(method, evaluations)} if method.evaluations else {}
+    searched = {"iterations": count_iterations(method, evaluations)} if method.evaluations else {}
     return {"name": method.name, **method.parameters, **searched}

@@ -21,7 +21,7 @@ from rayfed.core.documents import load_yaml
 from rayfed.core.memory import give_back_cache
 from rayfed.errors import ClientError, UserError
 from rayfed.evidence.criteria import Criterion
-from rayfed.evidence.rows import Row, Sample, sample_of
+from rayfed.evidence.rows import Row, Sample, get_sample_key
 from rayfed.models.describe import described
 from rayfed.report.text.audit import applies_text
 from rayfed.report.text.weights import initial_weights
@@ -36,7 +36,7 @@ from rayfed.simulation.inputs import Inputs, prepare
 from rayfed.simulation.progress import AuditProgress, Progress
 from rayfed.simulation.rounds.attacks import AttackCall, CallResult, Deadline, note_not_run
 from rayfed.simulation.rounds.federation import Federation
-from rayfed.simulation.rounds.recovery import until_played
+from rayfed.simulation.rounds.recovery import rerun_until_complete
 from rayfed.simulation.tables import RoundTables
 from rayfed.store.folder import RunFolder
 from rayfed.store.schemas import INAPPLICABLE, UNPLAYED, WANT_OF_TIME
@@ -84,7 +84,7 @@ class AuditBudget:
         return Deadline(now() + self.deadline.left / sets - _CLOSING, now)
 
 
-def audit(
+def run_audit(
     plan: Plan,
     budget: AuditBudget,
     execution: Execution,
@@ -153,7 +153,7 @@ class AuditRound:
         """
         self._plan, self._changes, self._deadline, self._evaluations = plan, changes, deadline, evaluations
         self._progress = progress or AuditProgress()
-        self._criterion = Criterion.of(plan.modality, plan.threshold)
+        self._criterion = Criterion.from_modality(plan.modality, plan.threshold)
         self._limit = _CLOSED_FORM_SHARE * deadline.left
         self._stage_index = 0
         """Index of the next stage in the queue."""
@@ -189,7 +189,7 @@ class AuditRound:
 
         If a value is lost with a machine, the audit continues with the stage that lost it.
         """
-        return until_played(federation, round, lambda: self._run_stages(federation, round, keep))
+        return rerun_until_complete(federation, round, lambda: self._run_stages(federation, round, keep))
 
     def check_failures(self) -> None:
         """Raise `UserError` if attacks failed and no attack has a result."""
@@ -308,7 +308,7 @@ class AuditRound:
             key = d.arm.name, d.attack.title, victim, d.repeat
             if key not in self._results or self._rank(tables) >= self._rank(self._results[key]):
                 self._results[key] = tables
-            leaked = [sample_of(row) for row in tables.attacks if self._criterion.leaks(row)]
+            leaked = [get_sample_key(row) for row in tables.attacks if self._criterion.leaks(row)]
             self._leaking_samples.setdefault((d.arm.name, d.attack.batch_size), set()).update(leaked)
             found = [value for row in tables.attacks if (value := self._criterion.nearness(row)) is not None]
             self._best[d.arm.name] = max([self._best.get(d.arm.name, -inf), *found])
@@ -411,7 +411,7 @@ def _inspect(plan: Plan, changes: Sequence[str], progress: AuditProgress, shrink
     for message in inputs.remarks:
         progress.note(message)
     given = {"name": loaded.data.name, **loaded.data.model_dump(mode="json", exclude_defaults=True)}
-    say(f"data {called([given])}: {data.described}")
+    say(f"data {name_pipeline([given])}: {data.described}")
     say(f"model {loaded.model.title}, loss {loaded.loss.name}:")
     for line in described(inputs.accounts[0].arm.model, data.sample):
         say(f"  {line}")

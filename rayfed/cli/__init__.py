@@ -51,7 +51,7 @@ def main() -> None:
     try:
         app()
     except SystemExit as error:
-        sys.exit(unreturned.exit_code_of(error.code))  # type: ignore[arg-type]
+        sys.exit(unreturned.choose_exit_code(error.code))  # type: ignore[arg-type]
     except NotPortable:  # libraries choose their instructions when they are loaded, so start again
         from rayfed.simulation.machine import PORTABLE
 

@@ -22,7 +22,7 @@ from rayfed.cli.common import (
     OutInRuns,
     Quiet,
     errors_for_people,
-    watched,
+    show_progress,
     yaml_option,
 )
 from rayfed.cli.gate import AllowUnmeasured, Baseline, FailAbove, Gate, Json, Junit
@@ -235,7 +235,7 @@ def audit(
 def _check_given(model: str | None, data: str | None, run: str | None, target: bool, loss: bool) -> None:
     """Raise `UserError` for missing options and files, before the slow import of PyTorch."""
     from rayfed.data.sets import check_given
-    from rayfed.runs.scenario_loading import dotted
+    from rayfed.runs.scenario_loading import to_dotted_path
     from rayfed.store.folder import RunFolder
 
     if run is not None:
@@ -252,7 +252,7 @@ def _check_given(model: str | None, data: str | None, run: str | None, target: b
                 "binary_cross_entropy if the numbers are 0 or 1"
             )
     if model is not None:
-        dotted(model)
+        to_dotted_path(model)
 
 
 def _defences(texts: Sequence[str]) -> Defences:

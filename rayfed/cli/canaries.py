@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from rayfed.cli.common import CHECKING, Debug, ScenarioFile, Set, errors_for_people, load
-from rayfed.cli.tables import table
+from rayfed.cli.common import CHECKING, Debug, ScenarioFile, Set, errors_for_people, load_with_notes
+from rayfed.cli.tables import make_terminal_table
 from rayfed.report.terminal.console import console
 
 commands = typer.Typer()
@@ -39,30 +39,30 @@ def canaries(
         rayfed canaries noniid --canaries 5000
     """
     with errors_for_people(debug):
-        from rayfed.audits.canaries import audited
-        from rayfed.privacy.printing import at_least, at_most
-        from rayfed.report.text.formats import share
+        from rayfed.audits.canaries import audit_canaries
+        from rayfed.privacy.printing import format_lower, format_upper
+        from rayfed.report.text.formats import format_share
         from rayfed.runs.bounds import BoundExceeded
         from rayfed.simulation.inputs import prepare
 
         rows, above = [], []
-        inputs = prepare(load(scenario, changes))
-        for one in audited(inputs, count):
+        inputs = prepare(load_with_notes(scenario, changes))
+        for one in audit_canaries(inputs, count):
             found = one.found
-            rates = share(found.true_positives.value), share(found.false_positives.value)
-            claimed, measured = at_most(found.claimed), at_least(found.epsilon)
+            rates = format_share(found.true_positives.value), format_share(found.false_positives.value)
+            claimed, measured = format_upper(found.claimed), format_lower(found.epsilon)
             effort = f"{one.canaries:,}", f"{one.runs}", f"{one.seconds:.0f} s"
             verdict = "EXCEEDED" if found.refutes_claim else "not exceeded"
             rows.append(
-                [one.arm, one.defence, one.unit, claimed, measured, verdict, at_most(one.delta), *rates, *effort]
+                [one.arm, one.defence, one.unit, claimed, measured, verdict, format_upper(one.delta), *rates, *effort]
             )
             if found.refutes_claim:
                 above.append(
                     f"{one.defence} of arm {one.arm}: epsilon is at least {measured}, but {claimed} is claimed "
-                    f"(at most {at_most(found.noise)} times the accounted noise)"
+                    f"(at most {format_upper(found.noise)} times the accounted noise)"
                 )
         page = console()
-        page.print(table("Epsilon: claimed, and measured lower bound", HEADINGS, rows))
+        page.print(make_terminal_table("Epsilon: claimed, and measured lower bound", HEADINGS, rows))
         page.print(
             "Measured: lower bound with 95 % confidence, from the true positive rate (TPR) at the false positive"
         )

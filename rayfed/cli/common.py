@@ -140,11 +140,11 @@ def errors_for_people(debug: bool, resumable: bool = False) -> Iterator[None]:
     interruption, and 128 plus the signal's number for a signal.
     """
     errors = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
-    unreturned.begin()
+    unreturned.begin_command()
     try:
         with exits_refused():
             yield
-        unreturned.end()
+        unreturned.end_command()
     except NotPortable:
         raise  # `main` handles it
     except UserError as error:
@@ -223,21 +223,21 @@ def ray_beside(
     if executor is not ExecutorName.RAY:
         return nullcontext()
     from rayfed import scenario
-    from rayfed.runs.executors import starting
+    from rayfed.runs.executors import start_in_background
 
     try:
         wanted = not address and scenario.has_form(scenario.read_text(path), changes or [])
     except UserError:
-        wanted = False  # `load` reports the error
-    return starting(executor) if wanted else nullcontext()
+        wanted = False  # `load_scenario_file` reports the error
+    return start_in_background(executor) if wanted else nullcontext()
 
 
-def load(path: Path, changes: list[str] | None) -> Any:
+def load_with_notes(path: Path, changes: list[str] | None) -> Any:
     """Return the scenario of a file; print a note for each input file that was found in another folder."""
     from rayfed.runs import scenario_loading
 
     notes: dict[str, None] = {}
-    loaded = scenario_loading.load(path, changes or [], lambda line: notes.update({line: None}))
+    loaded = scenario_loading.load_scenario_file(path, changes or [], lambda line: notes.update({line: None}))
     for line in notes:
         print(f"note: {line}", file=sys.stderr)
     return loaded
@@ -258,7 +258,7 @@ def yaml_option(option: str, text: str | None) -> Any:
 
 
 @contextmanager
-def watched(
+def show_progress(
     quiet: bool, executor: ExecutorName, kind: exits.RunKind = "training", brief: bool = False
 ) -> Iterator[Any]:
     """Show the progress of one run. The local executor has no progress bar, which would hide a debugger's prompt."""
@@ -276,7 +276,7 @@ def watched(
             error.add_note(quote(view.folder.url))  # the argument of `rayfed resume`
         raise
     except Exception as error:
-        view.stopped(exits.exit_of(error), kind)
+        view.stopped(exits.classify_exit(error), kind)
         raise
     finally:
         over.set()

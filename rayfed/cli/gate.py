@@ -139,7 +139,7 @@ class Gate:
             yield
         except KeyboardInterrupt as error:
             if self.fail_above or self.baseline:
-                say(f"gate: NOT MEASURED: {exits.describe_error(error)} before it was decided")
+                say(f"gate: NOT MEASURED: {exits.describe_interruption(error)} before it was decided")
             raise
 
     @cached_property

@@ -75,9 +75,9 @@ def describe(
 
         registry.search(str(Path.cwd()))
         if registry.FILE_PATH.fullmatch(name):
-            from rayfed.runs.scenario_loading import dotted
+            from rayfed.runs.scenario_loading import to_dotted_path
 
-            name = dotted(name)
+            name = to_dotted_path(name)
         plural = next((k for k in registry.KINDS if kind in (k, k.rstrip("s"))), kind)
         path = registry.table(plural).get(name, name)
         target = registry.find(plural, name)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rayfed.cli.common import MAKING, Debug, Quiet, ScenarioFile, Set, errors_for_people, load
+from rayfed.cli.common import MAKING, Debug, Quiet, ScenarioFile, Set, errors_for_people, load_with_notes
 
 commands = typer.Typer()
 NetworkFile = Annotated[
@@ -39,7 +39,7 @@ def train_generator(
         rayfed train-generator my.yaml --out generator.safetensors
     """
     with errors_for_people(debug):
-        loaded = load(scenario, changes)
+        loaded = load_with_notes(scenario, changes)
         from rayfed.pretraining.generator import make
 
         def progress(epoch: int, epochs: int, critic: float, generator: float) -> None:
@@ -89,7 +89,7 @@ def search_policy(
         rayfed search-policy my.yaml --out policy.yaml --candidates 300
     """
     with errors_for_people(debug):
-        loaded = load(scenario, changes)
+        loaded = load_with_notes(scenario, changes)
         from rayfed.pretraining import policy_search
 
         def progress(scored: int, candidates: int) -> None:
@@ -176,10 +176,10 @@ def train_recogniser(
         rayfed train-recogniser my.yaml --out recogniser.safetensors
     """
     with errors_for_people(debug):
-        loaded = load(scenario, changes)
+        loaded = load_with_notes(scenario, changes)
         from rayfed.metrics.top import TOP, chance
         from rayfed.pretraining import recogniser
-        from rayfed.report.text.formats import share
+        from rayfed.report.text.formats import format_share
 
         def progress(epoch: int, epochs: int, loss: float) -> None:
             if not quiet and epoch % max(1, epochs // 10) == 0:
@@ -194,7 +194,7 @@ def train_recogniser(
             found = recogniser.held_out(out, data)
             print(f"Accuracy on {len(data.test_labels)} original images that it was not trained on:")
             for name, k in TOP.items():
-                print(f"  top-{k}  {share(found[name]):>7}  (chance {share(chance(name, people))})")
+                print(f"  top-{k}  {format_share(found[name]):>7}  (chance {format_share(chance(name, people))})")
 
 
 @commands.command(rich_help_panel=MAKING)
@@ -228,7 +228,7 @@ def pack(
                 print(f"{done}/{count} samples", flush=True)
 
         source = _data(data, size).build()
-        layout = packing.pack(source, out, progress)
+        layout = packing.pack_dataset(source, out, progress)
         for note in source.notes():
             print(f"note: {note}")
         shape = "x".join(map(str, layout.shape))

@@ -38,13 +38,13 @@ def in_options(typed: Sequence[str | None]) -> Iterator[None]:
     except NotPortable:
         raise  # `main` handles it
     except ScenarioError as error:
-        told = [_of_problem(place, message) for place, message in error.problems] or [of_fields(str(error))]
+        told = [_of_problem(place, message) for place, message in error.problems] or [name_options(str(error))]
         raise UserError("\n".join(_as_typed(line, typed) for line in told)) from error
     except UserError as error:
-        raise UserError(_as_typed(of_fields(str(error)), typed)) from error
+        raise UserError(_as_typed(name_options(str(error)), typed)) from error
 
 
-def of_fields(message: str) -> str:
+def name_options(message: str) -> str:
     """Return an error message with scenario fields replaced by options of `rayfed audit`."""
     said = _QUOTED.sub(lambda found: option(found[1], found[2]), message)
     return _BARE.sub(lambda found: OPTIONS[found[1]], said)
@@ -62,9 +62,9 @@ def _of_problem(place: Sequence[Any], message: str) -> str:
     path = ".".join(map(str, place))
     if place[:1] == ("arms",):
         rest = [str(key) for key in place[2:] if key != "defences" and not isinstance(key, int)]
-        return f"--defence '{place[1]}': " + "".join(f"{key}: " for key in rest) + of_fields(message)
+        return f"--defence '{place[1]}': " + "".join(f"{key}: " for key in rest) + name_options(message)
     own = option(path)
-    return f"{own}: {of_fields(message.replace(f' (or {own})', ''))}"
+    return f"{own}: {name_options(message.replace(f' (or {own})', ''))}"
 
 
 def _as_typed(message: str, typed: Sequence[str | None]) -> str:

@@ -21,7 +21,7 @@ from rayfed.cli.common import (
     OutInRuns,
     Quiet,
     errors_for_people,
-    watched,
+    show_progress,
     yaml_option,
 )
 from rayfed.cli.gate import AllowUnmeasured, Baseline, FailAbove, Gate, Json, Junit
@@ -169,7 +169,7 @@ def attack_update(
     """
     with errors_for_people(debug):
         from rayfed.attacks.external_update import observe
-        from rayfed.audits.replay import attempts, built, normalisation
+        from rayfed.audits.replay import attempts, build_recorded_model, normalisation
         from rayfed.core import seeds
         from rayfed.models.state import check_finite
         from rayfed.recording import Header
@@ -181,14 +181,14 @@ def attack_update(
             raise UserError("--mean and --std must be given together: add the missing option")
         means, deviations = (tuple(_numbers("--mean and --std", t, float)) if t else None for t in (mean, std))
         header = Header("", (sizes[0], sizes[1], sizes[2]), classes, means, deviations)
-        net = built({**_model(model), **normalisation(header)}, _loss(loss), header, seed)
+        net = build_recorded_model({**_model(model), **normalisation(header)}, _loss(loss), header, seed)
         local = LocalTraining(steps, batch, lr, momentum, weight_decay)
         sent, returned = _state("--before", before, net), _state("--after", after, net)
         for path, state in ((before, sent), (after, returned)):
             check_finite(path, state, net.state_dict())
         given = observe(net, sent, header.sample, classes, samples, returned=returned, local=local)
         _warn(given.remarks)
-        say, found = _sayer(quiet), attempts(net, given.observation, iterations, seeds.derived(seed, "update"))
+        say, found = _sayer(quiet), attempts(net, given.observation, iterations, seeds.derive_bytes(seed, "update"))
         results = ((0, 0, name, guess) for name, guess in found)
         _show("update", results, list(given.remarks), out, say)
 
@@ -235,7 +235,7 @@ def _scored(
     executor, address, quiet = where
     loaded = scenario.check(scenario.with_changes(one.document(), gate.changes("pixels")), "the replay")
     words = f"those that clients of {one.recording.folder} were sent in round {one.round}"
-    with watched(quiet, executor, "attack", brief=True) as view:
+    with show_progress(quiet, executor, "attack", brief=True) as view:
         folder = runner.attack_sent(loaded, sent, words, out, execution(executor, address), view, seconds)
         view.audited(f"round {one.round}", f"{folder.url}/report.html")
         gated = GatedRun(folder, f"round {one.round} of the recording", [RECORDED])
@@ -253,7 +253,7 @@ def _show(
     say: Callable[[str], None],
 ) -> None:
     """Print one line per attack as results arrive, and write the reconstructions, which are not scored."""
-    from rayfed.report.html.unscored import rows_of, write_unscored
+    from rayfed.report.html.unscored import make_unscored_rows, write_unscored
     from rayfed.report.text.formats import NONE
     from rayfed.report.text.samples import NOT_SCORED
     from rayfed.store.folder import RunFolder
@@ -265,7 +265,7 @@ def _show(
         say(f" {round:>5}  {client:>6}  {attack:<22}  {guess.status:<14}  {loss}")
         if guess.message:
             say(f"   {guess.message}")
-        rows += rows_of(round, client, attack, guess)
+        rows += make_unscored_rows(round, client, attack, guess)
     page = write_unscored(RunFolder.create(out or "runs", "replay"), f"Attacks on {what}", rows, remarks)
     say(NOT_SCORED)
     say(f"Reconstructions: {page}")
@@ -283,10 +283,10 @@ def _warn(remarks: Iterable[str]) -> None:
 
 def _model(name: str) -> dict[str, Any]:
     from rayfed import registry
-    from rayfed.runs.scenario_loading import dotted
+    from rayfed.runs.scenario_loading import to_dotted_path
 
     registry.search(str(Path.cwd()))
-    return {"name": dotted(name)}
+    return {"name": to_dotted_path(name)}
 
 
 def _loss(text: str | None, recorded: Mapping[str, Any] | None = None) -> dict[str, Any]:

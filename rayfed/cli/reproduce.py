@@ -22,7 +22,7 @@ from rayfed.cli.common import (
     Set,
     errors_for_people,
 )
-from rayfed.cli.tables import table
+from rayfed.cli.tables import make_terminal_table
 from rayfed.errors import UserError
 from rayfed.report.terminal.console import console
 from rayfed.reproductions.kinds import Size
@@ -99,7 +99,7 @@ def reproduce(
         rayfed reproduce dcs2-table-1 --size reduced --seeds 5 --keep docs/reproductions
     """
     with errors_for_people(debug, resumable=True):
-        from rayfed.core.shipped import shipped
+        from rayfed.core.shipped import find_shipped
         from rayfed.reproductions.reading import find, names
 
         folder = folder or str(own if (own := Path("reproductions")).is_dir() else shipped("reproductions"))

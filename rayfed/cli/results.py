@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from rayfed.cli.common import BOUND_EXCEEDED, INSPECTING, Debug, errors_for_people
-from rayfed.cli.tables import table
+from rayfed.cli.tables import make_terminal_table
 from rayfed.errors import UserError
 from rayfed.report.terminal.console import console
 
@@ -159,7 +159,7 @@ def recommend(
     with errors_for_people(debug):
         from rayfed.evidence import recommend as choice
         from rayfed.report.text.recommendation import rerun_commands
-        from rayfed.results.loading import load
+        from rayfed.results.loading import open_results
         from rayfed.store import exits
 
         limits = {
@@ -178,9 +178,9 @@ def recommend(
         bounds = [choice.parse_bound(text) for text in asked]
         if worst:
             bounds = [choice.bound_on_best(bound) for bound in bounds]
-        results = load(run)
+        results = open_results(run)
         costs = None if cheapest is None else (choice.check_cost(cheapest),)
-        found = choice.recommend(results.settings(), bounds, costs)
+        found = choice.recommend_setting(results.settings(), bounds, costs)
         _print(found, rerun_commands(results.url, results.scenario, found.chosen))
         if not exits.is_complete(results.status):
             state = results.status.get("state") or "not started"
@@ -193,9 +193,13 @@ def _print(found: Recommendation, commands: dict[str, str]) -> None:
     from rayfed.report.text import recommendation
 
     page = console()
-    page.print(Text(recommendation.answer(found)), soft_wrap=True)
+    page.print(Text(recommendation.recommendation_text(found)), soft_wrap=True)
     page.print(Text(f"\n  {found.chosen.title}", style="bold"))
-    page.print(table("", recommendation.headings(found), [recommendation.judged(each) for each in found.chosen.checks]))
+    page.print(
+        make_terminal_table(
+            "", recommendation.headings(found), [recommendation.check_cells(each) for each in found.chosen.checks]
+        )
+    )
     for line in recommendation.remarks(found):
         page.print(Text(line), soft_wrap=True)
     for place, (what, command) in enumerate(commands.items()):
@@ -223,26 +227,26 @@ def compare(
     """
     with errors_for_people(debug):
         from rayfed.evidence import compare as comparison
-        from rayfed.report.text.compare import value_text, warnings_text
+        from rayfed.report.text.compare import scenario_value_text, warnings_text
         from rayfed.report.text.paired import paired_grid
         from rayfed.report.text.sweeps import sweep_verdicts
         from rayfed.report.text.tables import grid
-        from rayfed.results.loading import load
+        from rayfed.results.loading import open_results
 
-        found = comparison.compare([load(run) for run in runs], against)
+        found = comparison.compare_results([open_results(run) for run in runs], against)
         page = console()
         settings = grid(found.settings)
-        page.print(table("settings", settings.headings, settings.rows, words=settings.words))
+        page.print(make_terminal_table("settings", settings.headings, settings.rows, words=settings.words))
         page.print(Text(settings.note))
         for state, sentence in sweep_verdicts(found.settings):
             page.print(Text(f"{state}: {sentence}"))
         if pairs := paired_grid(found.paired):
-            page.print(table("paired differences", pairs.headings, pairs.rows, words=pairs.words))
+            page.print(make_terminal_table("paired differences", pairs.headings, pairs.rows, words=pairs.words))
             page.print(Text(pairs.note))
         differences = [one for changed in found.differences.values() for one in changed]
         if differences:
-            rows = [[one.path, *(value_text(value) or "-" for value in one.values)] for one in differences]
-            page.print(table("scenario differences", ["field", *found.names], rows))
+            rows = [[one.path, *(scenario_value_text(value) or "-" for value in one.values)] for one in differences]
+            page.print(make_terminal_table("scenario differences", ["field", *found.names], rows))
         for warning in warnings_text(found):
             page.print(Text.assemble(("note:", "yellow"), f" {warning}"))
 
@@ -296,11 +300,11 @@ def export(
     """
     with errors_for_people(debug):
         from rayfed.report.export.share import SAMPLES, has_private_states
-        from rayfed.report.export.tables import export as exported
-        from rayfed.report.samples import shown
-        from rayfed.results.loading import load
+        from rayfed.report.export.tables import export_table as exported
+        from rayfed.report.samples import make_sample_filter
+        from rayfed.results.loading import open_results
 
-        results = load(run)
+        results = open_results(run)
         if format == "folder":
             if figures or columns or against:
                 raise UserError(
@@ -319,7 +323,7 @@ def export(
         text = exported(results, format, table, _headings(columns), against)
         if results.unfinished:
             typer.echo(f"note: {results.unfinished}", err=True)
-        if table in SAMPLES and not shown([results.scenario]).public:
+        if table in SAMPLES and not make_sample_filter([results.scenario]).public:
             typer.echo(f"warning: table {table} contains clients' samples, which are not known to be public", err=True)
         if has_private_states(results):
             typer.echo(
@@ -346,14 +350,14 @@ def _headings(columns: str | None) -> dict[str, str | None] | None:
 
 
 def _share(results: Results, out: str | None) -> None:
-    from rayfed.report.export.share import SAMPLES, sharing
+    from rayfed.report.export.share import SAMPLES, copy_shareable
     from rayfed.report.html.run import write_report
     from rayfed.report.html.sweep import write_sweep_report
     from rayfed.results.sweep_folder import SweepFolder, is_sweep
 
     if out is None:
         raise UserError("export --format folder needs a new folder for the copy: add --out")
-    with sharing(results, out) as copy:
+    with copy_shareable(results, out) as copy:
         if is_sweep(copy):
             write_sweep_report(SweepFolder(copy))
         else:

@@ -22,9 +22,9 @@ from rayfed.cli.common import (
     ScenarioFile,
     Set,
     errors_for_people,
-    load,
+    load_with_notes,
     ray_beside,
-    watched,
+    show_progress,
 )
 from rayfed.errors import UserError
 
@@ -51,14 +51,14 @@ def launch(
         rayfed launch my.yaml --set training.lr=0.05 --out results
     """
     with ray_beside(executor, address, scenario, changes), errors_for_people(debug, resumable=True):
-        loaded = load(scenario, changes)
+        loaded = load_with_notes(scenario, changes)
         if loaded.sweep is not None:
-            sweeps.run(loaded, out, executor, address, quiet)
+            sweeps.run_in_terminal(loaded, out, executor, address, quiet)
             return
         from rayfed.runs import runner
         from rayfed.runs.executors import execution
 
-        with watched(quiet, executor) as view:
+        with show_progress(quiet, executor) as view:
             folder = runner.launch(loaded, out, execution(executor, address), view)
             view.finished(f"{folder.url}/report.html")
 
@@ -80,10 +80,10 @@ def sweep(
         rayfed sweep my_sweep.yaml --set sweep.repeats=5
     """
     with ray_beside(executor, address, scenario, changes), errors_for_people(debug, resumable=True):
-        loaded = load(scenario, changes)
+        loaded = load_with_notes(scenario, changes)
         if loaded.sweep is None:
             raise UserError(f"{scenario} has no `sweep`: add one (docs/sweeps.md), or use rayfed launch")
-        sweeps.run(loaded, out, executor, address, quiet)
+        sweeps.run_in_terminal(loaded, out, executor, address, quiet)
 
 
 @commands.command(rich_help_panel=RUNNING)
@@ -123,7 +123,7 @@ def attack(
 
         if run:
             search_where(run)
-        loaded = load(scenario, changes)
+        loaded = load_with_notes(scenario, changes)
         if not loaded.attacks:
             raise UserError(f"{scenario} has no `attacks`: add one, such as `attacks: [idlg]`")
         if arm and not run:
@@ -131,7 +131,7 @@ def attack(
         from rayfed.runs import runner
         from rayfed.runs.executors import execution
 
-        with watched(quiet, executor, "attack") as view:
+        with show_progress(quiet, executor, "attack") as view:
             folder = runner.attack(loaded, run, out, execution(executor, address), view, arm)
             view.finished(f"{folder.url}/report.html")
 
@@ -173,13 +173,13 @@ def resume(
                     "without --extend"
                 )
             search_where(run)
-            sweeps.resume(run, failed, executor, address, quiet)
+            sweeps.resume_in_terminal(run, failed, executor, address, quiet)
             return
         from rayfed.runs import runner
         from rayfed.runs.executors import execution
 
         search_where(run)
-        with watched(quiet, executor) as view:
+        with show_progress(quiet, executor) as view:
             folder = runner.resume(run, execution(executor, address), view, extend)
             view.finished(f"{folder.url}/report.html")
 
@@ -212,7 +212,7 @@ def report(
 
         if redact:
             from rayfed.report.export.redaction import write_redacted
-            from rayfed.results.loading import load as results
+            from rayfed.results.loading import open_results as results
 
             print(write_redacted(results(run)))
             return
@@ -274,17 +274,17 @@ def validate(scenario: ScenarioFile, changes: Set = None, debug: Debug = False) 
 
         if foreign := dotted_paths(read_text(scenario), changes or []):
             print(f"{scenario} imports your code, now and when it runs: {', '.join(foreign)}", flush=True)
-        loaded = load(scenario, changes)
+        loaded = load_with_notes(scenario, changes)
         from rayfed.report.text.guarantees import guarantee_lines
         from rayfed.runs.preflight import find_undeclared, unreachable
-        from rayfed.scenario.trials import planned
+        from rayfed.scenario.trials import plan_trials
         from rayfed.simulation.inputs import prepare
         from rayfed.simulation.small_batches import check_batches
 
         inputs = prepare(loaded)
         varied = loaded.sweep and loaded.sweep.fields  # of fields that vary nothing is known
         small = [] if varied else check_batches(inputs)
-        trials = planned(loaded) if loaded.sweep and loaded.sweep.search != "optuna" else []
+        trials = plan_trials(loaded) if loaded.sweep and loaded.sweep.search != "optuna" else []
         sizes = inputs.parts.sizes
         print(f"{scenario}: valid")
         print(f"  data: {loaded.data.name}, {inputs.data.described}")

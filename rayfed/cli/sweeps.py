@@ -11,7 +11,7 @@ from rayfed.cli.common import ExecutorName
 from rayfed.report.terminal.console import console
 
 
-def run(scenario: Any, out: str | None, executor: ExecutorName, address: str | None, quiet: bool) -> Any:
+def run_in_terminal(scenario: Any, out: str | None, executor: ExecutorName, address: str | None, quiet: bool) -> Any:
     """Run a new sweep, show the progress of the sweep, and return the sweep's folder."""
     from rayfed.runs import sweeps
     from rayfed.runs.executors import sweep_execution
@@ -20,7 +20,7 @@ def run(scenario: Any, out: str | None, executor: ExecutorName, address: str | N
     return _watched(quiet, executor, lambda view: sweeps.sweep(scenario, out, execution, view))
 
 
-def resume(path: str, failed: bool, executor: ExecutorName, address: str | None, quiet: bool) -> None:
+def resume_in_terminal(path: str, failed: bool, executor: ExecutorName, address: str | None, quiet: bool) -> None:
     """Run the missing trials of a sweep (with `failed`, also failed trials), and show the progress."""
     from rayfed.runs import sweeps
     from rayfed.runs.executors import sweep_execution

@@ -64,7 +64,7 @@ class TerminalTable:
             yield _drawn(self.title if place == 0 else "", columns, room)
 
 
-def table(
+def make_terminal_table(
     title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], words: int | None = None
 ) -> TerminalTable:
     """Return a table for the terminal with `words` columns of names, followed by columns of numbers.

@@ -13,19 +13,19 @@ UNRETURNED = 2
 _working = False
 
 
-def begin() -> None:
+def begin_command() -> None:
     """Record that a command is running."""
     global _working
     _working = True
 
 
-def end() -> None:
+def end_command() -> None:
     """Record that the command has returned."""
     global _working
     _working = False
 
 
-def exit_code_of(code: object) -> object:
+def choose_exit_code(code: object) -> object:
     """Return the exit code of a process that requests `code`: 2 instead of 0 while a command is running."""
     return UNRETURNED if _working and not code else code
 

@@ -64,7 +64,7 @@ class Loss(ABC):
 
     def right(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
         """Return each sample's share of correctly predicted labels, (N,). None if targets are numbers."""
-        return None if targets.is_floating_point() else objective.correct(outputs, targets)
+        return None if targets.is_floating_point() else objective.are_correct(outputs, targets)
 
     def error(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
         """Return each sample's mean absolute error, (N,). None if targets are not numbers."""
@@ -360,7 +360,7 @@ def _described(value: Any) -> str:
     return f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
-def build(name: str, parameters: Mapping[str, Any]) -> Loss:
+def make_loss(name: str, parameters: Mapping[str, Any]) -> Loss:
     """Build a loss from a built-in name or the dotted path of a component, a function or a class of functions.
 
     Raises `UserError` for an unknown name, and if the class cannot be called with the parameters.

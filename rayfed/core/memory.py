@@ -32,7 +32,7 @@ class Fitting:
     def __init__(self) -> None:
         self.most: float = inf
         self.each: int | None = None
-        """Bytes that one item needs (`most_held`). None: not measured."""
+        """Bytes that one item needs (`measure_most_held`). None: not measured."""
 
     def in_parts(
         self, work: Callable[[slice], Result], count: int, what: str, together: int | None = None
@@ -70,7 +70,7 @@ class Fitting:
 
 
 @contextmanager
-def undivided() -> Iterator[None]:
+def forbid_halving() -> Iterator[None]:
     """Disable the halving of batches in the block: raise `torch.OutOfMemoryError` instead."""
     token = _WHOLE.set(True)
     try:
@@ -79,7 +79,7 @@ def undivided() -> Iterator[None]:
         _WHOLE.reset(token)
 
 
-def most_held(work: Callable[[], object]) -> int:
+def measure_most_held(work: Callable[[], object]) -> int:
     """Return the peak size in bytes of the tensors that the function `work` creates and holds at the same time.
 
     The number depends on the operations only, not on the machine, so results may depend on it. Temporary memory inside
@@ -155,7 +155,7 @@ class Peak(NamedTuple):
         return (self.total - self.others) // self.took
 
 
-def largest(peaks: Iterable[Peak | None]) -> Peak | None:
+def find_largest_peak(peaks: Iterable[Peak | None]) -> Peak | None:
     """Return the peak of the process that took most; None (unknown) if any is unknown, or if there are none."""
     found = list(peaks)
     known = [peak for peak in found if peak is not None]
@@ -213,7 +213,7 @@ def more_memory(kind: Literal["clients", "attackers"]) -> str:
 
 
 @contextmanager
-def explaining(kind: Literal["clients", "attackers"]) -> Iterator[None]:
+def explain_memory_errors(kind: Literal["clients", "attackers"]) -> Iterator[None]:
     """Raise `ResourceError` with advice if clients or attackers run out of GPU memory in the block."""
     try:
         yield

@@ -59,7 +59,7 @@ class Module:
         return next((place for place in places if place.exists()), named)
 
 
-def module_of(file: Path, searched: Sequence[str] = ()) -> Module:
+def find_module(file: Path, searched: Sequence[str] = ()) -> Module:
     """Return a Python file as a module of its folder, or of a package if the file has relative imports.
 
     Packages are folders with an `__init__.py`, and as many parent folders as the relative imports need. Without an

@@ -51,15 +51,15 @@ def needed_places(labels: Tensor) -> Tensor:
     return letters.sum(1) + ((labels[:, 1:] == labels[:, :-1]) & letters[:, 1:]).sum(1)
 
 
-def correct(logits: Tensor, labels: Tensor) -> Tensor:
+def are_correct(logits: Tensor, labels: Tensor) -> Tensor:
     """Return whether each sample's predicted class, or predicted word, is correct, (N,) bool."""
     if not are_words(labels):
         return logits.argmax(dim=1) == labels
-    right = [torch.equal(word, label[label != BLANK]) for word, label in zip(read(logits), labels, strict=True)]
+    right = [torch.equal(word, label[label != BLANK]) for word, label in zip(decode_words(logits), labels, strict=True)]
     return torch.tensor(right, device=labels.device)
 
 
-def read(logits: Tensor) -> list[Tensor]:
+def decode_words(logits: Tensor) -> list[Tensor]:
     """Decode CTC logits (N, T, K) to words, from the most likely class at each position.
 
     Source: Graves et al. 2006, best path decoding.

@@ -90,7 +90,7 @@ def check_normalisation(given: Any) -> Normalisation | None:
     return Normalisation(given.mean, given.std)
 
 
-def check_shape(shape: Sequence[int]) -> tuple[int, int, int]:
+def check_image_shape(shape: Sequence[int]) -> tuple[int, int, int]:
     """Return the shape (C, H, W) of an image. Raises `UserError` unless `shape` is three positive integers."""
     sizes = tuple(shape)
     if len(sizes) != 3 or not all(is_count(size) for size in sizes):
@@ -106,7 +106,7 @@ def build_loss(section: Any) -> losses.Loss:
         raise UserError(f"record: loss is {section!r}; give a name, or a mapping with a `name`")
     parameters = {name: value for name, value in section.items() if name != "name"}
     try:
-        return losses.build(section["name"], parameters)
+        return losses.make_loss(section["name"], parameters)
     except ValueError as error:  # pydantic's ValidationError
         raise UserError(f"record: loss {dict(section)}: {' '.join(str(error).split())}") from error
 

@@ -40,7 +40,7 @@ STREAMS = 2
 """Version of the random streams. A run that was started with another version cannot be continued."""
 
 
-def encoded(*parts: KeyPart) -> bytes:
+def encode_key(*parts: KeyPart) -> bytes:
     """Encode the parts of a key as an unambiguous byte string, each with its type and length."""
     return b"".join(_encoded(part) for part in parts)
 
@@ -56,22 +56,22 @@ def _encoded(part: KeyPart) -> bytes:
     return kind + len(content).to_bytes(8) + content
 
 
-def derived(*key: KeyPart) -> bytes:
+def derive_bytes(*key: KeyPart) -> bytes:
     """Derive 32 pseudorandom bytes from a key, with HMAC-SHA-256."""
-    return hmac.digest(b"rayfed", encoded(*key), "sha256")
+    return hmac.digest(b"rayfed", encode_key(*key), "sha256")
 
 
-def number(*key: KeyPart) -> int:
-    """Derive a pseudorandom integer of 256 bits from a key; see `derived`."""
-    return int.from_bytes(derived(*key))
+def derive_integer(*key: KeyPart) -> int:
+    """Derive a pseudorandom integer of 256 bits from a key; see `derive_bytes`."""
+    return int.from_bytes(derive_bytes(*key))
 
 
 def torch_generator(*key: KeyPart) -> torch.Generator:
     """Return a PyTorch CPU generator for a key. The same key gives the same stream on every machine."""
-    return filled(torch.Generator(), derived(*key))
+    return seed_generator(torch.Generator(), derive_bytes(*key))
 
 
-def filled(generator: torch.Generator, key: bytes) -> torch.Generator:
+def seed_generator(generator: torch.Generator, key: bytes) -> torch.Generator:
     """Seed all 624 words of a CPU generator from a key, and return the generator. `manual_seed` uses only 32 bits.
 
     Its `initial_seed` only identifies the generator; the random numbers do not depend on it.
@@ -84,7 +84,7 @@ def filled(generator: torch.Generator, key: bytes) -> torch.Generator:
 
 def numpy_generator(*key: KeyPart) -> np.random.Generator:
     """Return a NumPy generator for a key. The same key gives the same stream on every machine."""
-    place, secret = divmod(number(*key), 2**128)
+    place, secret = divmod(derive_integer(*key), 2**128)
     return np.random.Generator(np.random.Philox(counter=place, key=secret))
 
 
@@ -96,16 +96,16 @@ def global_stream(*key: KeyPart, cuda: bool = False) -> Iterator[None]:
     """
     with torch.random.fork_rng(devices=None if cuda else []):
         if cuda:
-            torch.manual_seed(number(*key, "cuda") % 2**63)
-        filled(torch.default_generator, derived(*key))
+            torch.manual_seed(derive_integer(*key, "cuda") % 2**63)
+        seed_generator(torch.default_generator, derive_bytes(*key))
         yield
 
 
-def drawn(generator: torch.Generator) -> bytes:
+def sample_key(generator: torch.Generator) -> bytes:
     """Sample a key of 256 bits from a generator, to seed an independent random stream."""
     return torch.randint(256, (32,), generator=generator, dtype=torch.uint8).numpy().tobytes()
 
 
-def again(repeat: int) -> tuple[int, ...]:
+def repeat_suffix(repeat: int) -> tuple[int, ...]:
     """Return the suffix of a random key for a repeat; empty for repeat 0, which equals a run without repeats."""
     return (repeat,) if repeat else ()

@@ -8,7 +8,7 @@ from typing import Literal
 from rayfed.errors import UserError, nearest
 
 
-def shipped(kind: Literal["scenarios", "reproductions"]) -> Path:
+def find_shipped(kind: Literal["scenarios", "reproductions"]) -> Path:
     """Return the folder of the scenarios or reproductions that come with rayfed."""
     package = Path(__file__).parent.parent
     inside = package / "shipped" / kind
@@ -17,7 +17,7 @@ def shipped(kind: Literal["scenarios", "reproductions"]) -> Path:
 
 def scenario_names() -> list[str]:
     """Return the names of the scenarios that come with rayfed."""
-    return sorted(path.stem for path in shipped("scenarios").glob("*.yaml"))
+    return sorted(path.stem for path in find_shipped("scenarios").glob("*.yaml"))
 
 
 def shipped_scenario(name: str) -> Path:
@@ -25,7 +25,7 @@ def shipped_scenario(name: str) -> Path:
     known = scenario_names()
     if name not in known:
         raise UserError(f"no scenario '{name}' comes with rayfed: {nearest(name, known)}")
-    return shipped("scenarios") / f"{name}.yaml"
+    return find_shipped("scenarios") / f"{name}.yaml"
 
 
 def scenario_path(source: Path) -> Path:

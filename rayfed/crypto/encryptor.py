@@ -18,8 +18,8 @@ from typing import Protocol
 import numpy as np
 
 from rayfed.crypto.keys import derive
-from rayfed.crypto.layout import UpdateLayout, flat
-from rayfed.crypto.tags import PRIME, Tagger, added, multiplied
+from rayfed.crypto.layout import UpdateLayout, flatten_update
+from rayfed.crypto.tags import PRIME, Tagger, add_tags, multiply_tag
 from rayfed.errors import ProtectionError, UserError
 from rayfed.update import Encrypted, Named, Share, Update
 
@@ -111,9 +111,9 @@ class Encryptor:
 
     def encrypt(self, keys: Keys, update: Update, weight: int) -> Encrypted:
         """Return a client's encrypted update, multiplied by the client's weight unless the server multiplies."""
-        layout = UpdateLayout.of(update)
+        layout = UpdateLayout.from_update(update)
         before = 1 if self.load.multiplied else weight
-        vector = before * self.code.encode(flat(update), layout.bounds(self.clip, self.clip_buffers))
+        vector = before * self.code.encode(flatten_update(update), layout.bounds(self.clip, self.clip_buffers))
         share = Share(update.client, weight, before, 1, secrets.token_bytes(_NONCE))
         return Encrypted(
             round=update.round,
@@ -128,11 +128,13 @@ class Encryptor:
 
     def describe(self) -> str:
         """Describe, in words, the sums that can be encrypted and the resolution of their values."""
-        return f"sums of up to {self.load.clients} clients: {in_steps(self.code, self.clip, self.clip_buffers)}"
+        return (
+            f"sums of up to {self.load.clients} clients: {describe_resolution(self.code, self.clip, self.clip_buffers)}"
+        )
 
     def clipped(self, update: Update) -> int:
         """Return the number of an update's values that `encrypt` clips."""
-        return beyond(update, self.clip, self.clip_buffers)
+        return count_beyond(update, self.clip, self.clip_buffers)
 
     def add(self, left: Encrypted, right: Encrypted) -> Encrypted:
         """Add two encrypted sums. Raises `ProtectionError` unless round, form and public key are equal."""
@@ -155,7 +157,7 @@ class Encryptor:
             left,
             shares=left.shares + right.shares,
             ciphertexts=self.scheme.add(left.public, left.ciphertexts, right.ciphertexts),
-            tag=added(left.tag, right.tag),
+            tag=add_tags(left.tag, right.tag),
         )
 
     def times(self, encrypted: Encrypted, factor: int) -> Encrypted:
@@ -167,7 +169,7 @@ class Encryptor:
             encrypted,
             shares=shares,
             ciphertexts=self.scheme.times(encrypted.public, encrypted.ciphertexts, factor),
-            tag=multiplied(encrypted.tag, factor),
+            tag=multiply_tag(encrypted.tag, factor),
         )
 
     def weighted(self, encrypted: Sequence[Encrypted], pieces: Sequence[int]) -> Encrypted:
@@ -255,18 +257,18 @@ class Encryptor:
     def _decoded(self, encrypted: Encrypted, total: np.ndarray) -> tuple[Named, Named, int]:
         weight, layout = sum(share.weight for share in encrypted.shares), _layout(encrypted)
         bounds = layout.bounds(self.clip, self.clip_buffers)
-        return *layout.named(self.code.decode(total, bounds) * (weight / _units(encrypted))), weight
+        return *layout.split_by_name(self.code.decode(total, bounds) * (weight / _units(encrypted))), weight
 
 
-def in_steps(code: Code, clip: float, clip_buffers: float) -> str:
+def describe_resolution(code: Code, clip: float, clip_buffers: float) -> str:
     """Describe, in words, the range and the resolution of encoded values and buffers."""
     step, coarse = code.decode(np.ones(2, np.int64), np.array([clip, clip_buffers]))
     return f"values up to {clip:g} in steps of {step:.1e}, buffers up to {clip_buffers:g} in steps of {coarse:.1e}"
 
 
-def beyond(update: Update, clip: float, clip_buffers: float) -> int:
+def count_beyond(update: Update, clip: float, clip_buffers: float) -> int:
     """Return the number of an update's values that exceed the clip bounds of parameters and buffers."""
-    return int((np.abs(flat(update)) > UpdateLayout.of(update).bounds(clip, clip_buffers)).sum())
+    return int((np.abs(flatten_update(update)) > UpdateLayout.from_update(update).bounds(clip, clip_buffers)).sum())
 
 
 def _layout(encrypted: Encrypted) -> UpdateLayout:

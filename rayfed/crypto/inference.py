@@ -31,7 +31,7 @@ class CryptonetClient:
     context: ts.Context
 
     @classmethod
-    def fresh(cls) -> CryptonetClient:
+    def with_new_keys(cls) -> CryptonetClient:
         """Create a client with new keys."""
         context = ts.context(ts.SCHEME_TYPE.CKKS, _DEGREE, coeff_mod_bit_sizes=list(_MODULI))
         context.global_scale = _SCALE
@@ -63,7 +63,7 @@ class CryptonetServer:
     model: nn.Sequential
 
     @classmethod
-    def of(cls, public: bytes, model: nn.Sequential) -> CryptonetServer:
+    def from_public_keys(cls, public: bytes, model: nn.Sequential) -> CryptonetServer:
         """Create the server for one client's public keys and a `cryptonet`.
 
         Raises `UserError` for any other network, or one that normalises its images.

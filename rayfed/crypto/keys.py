@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from rayfed.core.seeds import encoded
+from rayfed.core.seeds import encode_key
 from rayfed.errors import ProtectionError
 
 _NONCE = 12
@@ -22,7 +22,7 @@ _NONCE = 12
 
 def derive(secret: bytes, *purpose: str | int) -> bytes:
     """Derive a key of 32 bytes for one purpose, from which no other key can be computed."""
-    return HKDF(SHA256(), length=32, salt=b"rayfed", info=encoded(*purpose)).derive(secret)
+    return HKDF(SHA256(), length=32, salt=b"rayfed", info=encode_key(*purpose)).derive(secret)
 
 
 class Stream:

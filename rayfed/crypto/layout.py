@@ -19,7 +19,7 @@ class UpdateLayout:
     buffers: Shapes
 
     @classmethod
-    def of(cls, update: Update) -> UpdateLayout:
+    def from_update(cls, update: Update) -> UpdateLayout:
         """Return the layout of the vector of an update's values."""
         return cls(_shapes(update.tensors), _shapes(update.buffers))
 
@@ -32,13 +32,13 @@ class UpdateLayout:
         """Return the clip bound of each value of the vector, (D,)."""
         return np.repeat([clip, clip_buffers], [_size(self.tensors), _size(self.buffers)])
 
-    def named(self, values: np.ndarray) -> tuple[Named, Named]:
+    def split_by_name(self, values: np.ndarray) -> tuple[Named, Named]:
         """Split a vector into parameters and buffers by name, in the vector's precision."""
         split = _size(self.tensors)
         return _named(values[:split], self.tensors), _named(values[split:], self.buffers)
 
 
-def flat(update: Update) -> np.ndarray:
+def flatten_update(update: Update) -> np.ndarray:
     """Return an update's values as a vector, (D,) float64. Raises `UserError` for types except float32 and float64."""
     check_types(update.tensors | update.buffers, "encryption")
     parts = [*update.tensors.values(), *update.buffers.values()]

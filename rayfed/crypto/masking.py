@@ -85,7 +85,7 @@ class KeyList(Mapping[int, Advertised]):
         self._keys = dict(keys)
 
     @classmethod
-    def of(cls, directory: Directory) -> KeyList:
+    def from_directory(cls, directory: Directory) -> KeyList:
         """Convert a directory of public keys to a key list. A key list is returned unchanged."""
         return directory if type(directory) is cls else cls(directory)
 
@@ -122,7 +122,7 @@ def neighbours(directory: Directory, degree: int) -> dict[int, tuple[int, ...]]:
     The order of the ring is derived from all public keys. So it is unknown before these are advertised, and clients
     with the directory can check it.
     """
-    return dict(_graph(KeyList.of(directory), degree))
+    return dict(_graph(KeyList.from_directory(directory), degree))
 
 
 @lru_cache(maxsize=8)
@@ -136,9 +136,9 @@ def _graph(directory: KeyList, degree: int) -> dict[int, tuple[int, ...]]:
     return {c: tuple(sorted(ring[(i + s * d) % len(ring)] for d in near for s in (1, -1))) for i, c in enumerate(ring)}
 
 
-def digest_of(directory: Directory) -> bytes:
+def hash_directory(directory: Directory) -> bytes:
     """Return a collision-resistant digest of a directory of public keys, 32 bytes."""
-    return KeyList.of(directory).digest
+    return KeyList.from_directory(directory).digest
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class Participant:
 
         Only the receiver can decrypt its box.
         """
-        directory = KeyList.of(directory)
+        directory = KeyList.from_directory(directory)
         keys = [key for each in directory.values() for key in (each.box, each.mask)]
         if directory.get(self.client) != self.advertise() or len(set(keys)) < len(keys):
             raise self._refusal("received a directory with wrong keys of this client, or with one key twice")
@@ -178,7 +178,7 @@ class Participant:
                 f"has {len(holders)} clients in its neighbourhood (including itself), but needs {needed}, which must "
                 f"be more than half of them"
             )
-        root = digest_of(directory)
+        root = hash_directory(directory)
         self._answers_once("share", root)
         # Bound to this directory, because shares for two directories are inconsistent.
         stream = Stream(derive(self.secret, "polynomials", root.hex()))
@@ -199,7 +199,7 @@ class Participant:
 
         The tag proves to a neighbour with which clients, and for which model (a digest), this client masks.
         """
-        directory = KeyList.of(directory)
+        directory = KeyList.from_directory(directory)
         self._goes_on("share", directory.digest)
         around = self._around(directory, shared)
         self._check_among(shared, directory, around)
@@ -216,7 +216,7 @@ class Participant:
         The masks are its own one and those shared with the neighbours that have sent shares. `agreed` is the tag that
         the client made for itself. It ensures that the client masks only for this model and with these neighbours.
         """
-        directory = KeyList.of(directory)
+        directory = KeyList.from_directory(directory)
         statement = self._shared(directory, shared, model)
         if self.client not in directory or not self._holds("agree", directory, self.client, agreed, statement):
             raise self._refusal("received other clients or another model than it has agreed on")
@@ -234,7 +234,7 @@ class Participant:
         `agreed` has the tags that other clients made for this client in phase 2, by sender. All survivors in its
         neighbourhood must have masked with the same clients, and for the same model.
         """
-        directory = KeyList.of(directory)
+        directory = KeyList.from_directory(directory)
         around, statement = self._around(directory, survivors), self._agreed(directory, shared)
         self._check_among(survivors, shared, around)
         for other in around:
@@ -260,7 +260,7 @@ class Participant:
         clients made for this client in phase 3. A threshold of its neighbourhood, including itself, must have confirmed
         the same survivors.
         """
-        directory = KeyList.of(directory)
+        directory = KeyList.from_directory(directory)
         statement = _digest("survivors", self._agreed(directory, shared), *sorted(survivors))
         self._goes_on("confirm", statement)
         around = self._around(directory, survivors)
@@ -270,7 +270,7 @@ class Participant:
                 f"has confirmations of the same survivors by {len(agreeing)} clients in its neighbourhood (including "
                 f"itself), but needs {self.setting.threshold}"
             )
-        senders, root = self._around(directory, shared), digest_of(directory)
+        senders, root = self._around(directory, shared), hash_directory(directory)
         opened = {c: self._opened(directory, root, c, box) for c, box in boxes.items() if c in senders}
         size = shamir.SHARE_BYTES
         return Revealed(
@@ -280,7 +280,7 @@ class Participant:
 
     def _around(self, directory: Directory, present: Collection[int]) -> list[int]:
         """Return which of this client and its neighbours are still present."""
-        near = _graph(KeyList.of(directory), self.setting.degree)[self.client]
+        near = _graph(KeyList.from_directory(directory), self.setting.degree)[self.client]
         return sorted({self.client, *near}.intersection(present))
 
     def _check_among(self, present: Collection[int], known: Collection[int], around: Sequence[int]) -> None:
@@ -293,7 +293,7 @@ class Participant:
             )
 
     def _shared(self, directory: Directory, shared: Collection[int], model: bytes) -> bytes:
-        return _digest("shared", digest_of(directory), model, *sorted(shared))
+        return _digest("shared", hash_directory(directory), model, *sorted(shared))
 
     def _agreed(self, directory: Directory, shared: Collection[int]) -> bytes:
         """Return the agreed list of clients if the server continues with it; raise `ProtectionError` otherwise."""
@@ -372,7 +372,7 @@ class Participant:
         return self._agreements[about]
 
 
-def unmasked(
+def unmask_sum(
     total: np.ndarray,
     survivors: Sequence[int],
     dropped: Sequence[int],

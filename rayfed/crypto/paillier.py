@@ -98,7 +98,7 @@ class KeyPair:
 
         The tables generate all p-th powers, so the result is as uniform, and no assumption is added to Paillier's.
         """
-        tables = [_Table.of(prime) for prime in (self.p, self.q)]
+        tables = [_Table.from_base(prime) for prime in (self.p, self.q)]
         return lambda count: self._joined(*(table.random(count) for table in tables))
 
     def decrypt(self, ciphertexts: Sequence[mpz]) -> list[mpz]:
@@ -133,7 +133,7 @@ class _Table:
     rows: list[list[mpz]]
 
     @classmethod
-    def of(cls, prime: mpz) -> _Table:
+    def from_base(cls, prime: mpz) -> _Table:
         modulus = prime**2
         base = gmpy2.powmod(_generator(prime), prime, modulus)
         rows = []

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rayfed.core.questions import Question, RoundSession, Tables
-from rayfed.crypto.masking import TAG_BYTES, Directory, KeyList, Revealed, neighbours, unmasked
+from rayfed.crypto.masking import TAG_BYTES, Directory, KeyList, Revealed, neighbours, unmask_sum
 from rayfed.crypto.shamir import SHARE_BYTES
 from rayfed.update import Masked
 
@@ -146,7 +146,7 @@ class MaskingSession(RoundSession):
         if new.aborted or self.masked is None:
             return new
         parties = self.masked.clients, self._dropped(self.masked), self.near, self.advertised
-        return replace(new, opened=unmasked(self.masked.vector, *parties, said, self.threshold).view(np.int64))
+        return replace(new, opened=unmask_sum(self.masked.vector, *parties, said, self.threshold).view(np.int64))
 
     def broadcast(self) -> Peers | None:
         """Return the message with the clients to mask with; None if the round is aborted without any updates."""

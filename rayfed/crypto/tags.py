@@ -76,11 +76,11 @@ def _limbs(vector: np.ndarray) -> np.ndarray:
     return digits
 
 
-def added(left: Tag, right: Tag) -> Tag:
+def add_tags(left: Tag, right: Tag) -> Tag:
     """Return the tag of the sum of two vectors, computed from the vectors' tags."""
     return (left + right) % PRIME
 
 
-def multiplied(tag: Tag, factor: int) -> Tag:
+def multiply_tag(tag: Tag, factor: int) -> Tag:
     """Return the tag of a vector multiplied by an integer, computed from the vector's tag."""
     return factor * tag % PRIME

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from rayfed.core.objective import NO_TARGET
-from rayfed.data.images import Encoded, decode, resize
+from rayfed.data.images import Encoded, decode_images, resize
 from rayfed.errors import DataError
 from rayfed.registry import component
 from rayfed.samples import Pixels, SampleSpec, Tokens
@@ -292,15 +292,15 @@ class Source:
     def chosen(self) -> tuple[StoredSplit, StoredSplit, tuple[str, ...]]:
         """Return the train and test split, reduced to the requested numbers of samples, and the class names."""
         train, test, classes = self.read()
-        train = at_most(self.train_samples, train, "train_samples")
-        return train, at_most(self.test_samples, test, "test_samples"), classes
+        train = limit_split(self.train_samples, train, "train_samples")
+        return train, limit_split(self.test_samples, test, "test_samples"), classes
 
     def read(self) -> tuple[StoredSplit, StoredSplit, tuple[str, ...]]:
         """Read the train split, the test split and the class names, in their stored form."""
         raise NotImplementedError
 
 
-def at_most(samples: int | None, split: StoredSplit, field: str) -> StoredSplit:
+def limit_split(samples: int | None, split: StoredSplit, field: str) -> StoredSplit:
     """Return a stratified subset of `samples` samples of a split, or the whole split if `samples` is None.
 
     Raises `DataError`, naming `field`, if the split has fewer samples.
@@ -320,7 +320,7 @@ def _pixels(
     if isinstance(train, np.ndarray) and isinstance(test, np.ndarray):
         return resize(train, size), resize(test, size)
     # Both splits are decoded together, because one colour image in either makes both RGB.
-    images = decode([*train, *test], size)
+    images = decode_images([*train, *test], size)
     return images[: len(train)], images[len(train) :]
 
 

@@ -22,7 +22,7 @@ def is_dicom(content: bytes) -> bool:
     return content[128:132] == b"DICM"
 
 
-def decode(content: bytes) -> np.ndarray:
+def decode_dicom(content: bytes) -> np.ndarray:
     """Decode a DICOM image into (C, H, W): grey as uint16, from black 0 to white 65535; RGB as stored.
 
     Grey levels use the file's first window. Without a window, black and white are the minimum and maximum of the stored

@@ -29,7 +29,7 @@ def is_wide(content: bytes) -> bool:
     return marked or _wide(content) is not None
 
 
-def decoded(where: str, content: bytes) -> tuple[str, str]:
+def decode_text(where: str, content: bytes) -> tuple[str, str]:
     """Return a file's text and the name of the encoding.
 
     Raises `DataError`, naming `where`, for encodings other than UTF-8, UTF-16, UTF-32 and Windows-1252.

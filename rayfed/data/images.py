@@ -63,7 +63,7 @@ def resize(images: np.ndarray, size: int | None) -> np.ndarray:
     return resized.round_().clamp_(0, np.iinfo(images.dtype).max).numpy().astype(images.dtype)
 
 
-def decode(images: Sequence[Encoded], size: int | None) -> np.ndarray:
+def decode_images(images: Sequence[Encoded], size: int | None) -> np.ndarray:
     """Decode images into one (N, C, H, W) array, resized to height = width = `size` if given.
 
     The type is uint16 (white is 65535) if an image has more than 8 bits per channel, else uint8. The result is grey
@@ -87,11 +87,11 @@ def decode(images: Sequence[Encoded], size: int | None) -> np.ndarray:
     depth = max(array.dtype for array in arrays)
     together = np.empty((len(arrays), channels, *arrays[0].shape[2:]), depth)
     for target, array in zip(together, arrays, strict=True):
-        target[:] = deepened(array[0], depth)  # broadcasts grey over three channels
+        target[:] = convert_depth(array[0], depth)  # broadcasts grey over three channels
     return together
 
 
-def deepened(images: np.ndarray, depth: np.dtype) -> np.ndarray:
+def convert_depth(images: np.ndarray, depth: np.dtype) -> np.ndarray:
     """Convert 8-bit images to the number type `depth`, scaled so that white stays white.
 
     Images that have that type are returned unchanged.
@@ -99,23 +99,23 @@ def deepened(images: np.ndarray, depth: np.dtype) -> np.ndarray:
     return images if images.dtype == depth else images.astype(depth) * 257
 
 
-def kind(image: Encoded) -> PixelFormat:
+def read_pixel_format(image: Encoded) -> PixelFormat:
     """Return the number of channels and the number type of an image, from the file's header if possible.
 
     Raises `DataError` for an invalid image.
     """
-    with named(image):
-        content = content_of(image)
+    with name_errors(image):
+        content = read_content(image)
         if (found := _other(content)) is not None:
             return PixelFormat(len(found), found.dtype)
         with Image.open(BytesIO(content)) as picture:
             return PixelFormat(1 if picture.mode in _GREY else 3, np.dtype(np.uint8))
 
 
-def extent(image: Encoded) -> Extent:
+def read_extent(image: Encoded) -> Extent:
     """Return an image's size in pixels, from the file's header if possible; raise `DataError` for an invalid image."""
-    with named(image):
-        content = content_of(image)
+    with name_errors(image):
+        content = read_content(image)
         if (found := _other(content)) is not None:
             return Extent(found.shape[1], found.shape[2], turned=False)
         with Image.open(BytesIO(content)) as picture:
@@ -126,13 +126,13 @@ def extent(image: Encoded) -> Extent:
 
 def _decode(image: Encoded) -> np.ndarray:
     """Decode an image into (1, C, H, W) uint8 or uint16."""
-    with named(image):
-        content = content_of(image)
+    with name_errors(image):
+        content = read_content(image)
         found = _other(content)
         return np.ascontiguousarray(_pillow(content) if found is None else found)[None]
 
 
-def content_of(image: Encoded) -> bytes:
+def read_content(image: Encoded) -> bytes:
     """Return the encoded bytes of an image."""
     return image.data if isinstance(image.data, bytes) else image.data.read_bytes()
 
@@ -140,9 +140,9 @@ def content_of(image: Encoded) -> bytes:
 def _other(content: bytes) -> np.ndarray | None:
     """Return an image (C, H, W) in a format that Pillow does not read; None for other formats."""
     if dicom.is_dicom(content):
-        return dicom.decode(content)
+        return dicom.decode_dicom(content)
     if content.startswith(tiff.MAGIC):
-        return tiff.decode(content)
+        return tiff.decode_tiff(content)
     if content.startswith(_PNG) and content[_DEPTH : _DEPTH + 1] == b"\x10":
         return _png_of_16_bits(content)
     return None
@@ -188,7 +188,7 @@ def _has_one_opacity(picture: Image.Image) -> bool:
 
 
 @contextmanager
-def named(image: Encoded) -> Iterator[None]:
+def name_errors(image: Encoded) -> Iterator[None]:
     """Convert any error of an image decoder in the block to `DataError` with the image's name."""
     try:
         yield

@@ -11,7 +11,7 @@ from itertools import islice, pairwise
 from pathlib import PurePath
 from typing import NamedTuple
 
-from rayfed.data.numbers import COMMA, is_number, number
+from rayfed.data.numbers import COMMA, is_number, parse_number
 from rayfed.errors import DataError
 
 DELIMITERS = {",": "','", ";": "';'", "\t": "tab", "|": "'|'"}
@@ -38,7 +38,7 @@ class TableLayout(NamedTuple):
     """Names of the columns if there is no header row; None if there is a header row."""
 
 
-def layout_of(where: str, text: str, usual: str) -> TableLayout:
+def detect_layout(where: str, text: str, usual: str) -> TableLayout:
     """Return the layout of a text table.
 
     Raises `DataError`, naming the file `where`, if the layout is ambiguous or irregular. `usual` is the separator that
@@ -169,7 +169,7 @@ def has_header(rows: Sequence[Row]) -> bool:
         return False
     if any(_repeats(column) for _, column in texts):  # the first row's text is not among the repeated values
         return True
-    return _are_even([number(cell) for cell, _ in numeric]) or not _are_within(numeric)
+    return _are_even([parse_number(cell) for cell, _ in numeric]) or not _are_within(numeric)
 
 
 def _is_like_numbers(cell: str, column: Row) -> bool:
@@ -205,5 +205,7 @@ def _are_even(values: Sequence[float]) -> bool:
 
 def _are_within(numeric: Sequence[tuple[str, Row]]) -> bool:
     """Return whether at least half of the first row's numbers are within the range of the numbers below them."""
-    within = [min(map(number, below)) <= number(cell) <= max(map(number, below)) for cell, below in numeric]
+    within = [
+        min(map(parse_number, below)) <= parse_number(cell) <= max(map(parse_number, below)) for cell, below in numeric
+    ]
     return 2 * sum(within) >= len(within)

@@ -55,7 +55,7 @@ class PackedLayout:
         return pa.schema(columns, metadata={_METADATA: json.dumps(asdict(self))})
 
     @classmethod
-    def of(cls, schema: pa.Schema) -> PackedLayout:
+    def from_schema(cls, schema: pa.Schema) -> PackedLayout:
         """Return the layout stored in the Arrow schema of a packed file.
 
         Raises `ValueError`, `KeyError`, `TypeError` or `OverflowError` if the schema is not from a packed file.
@@ -128,7 +128,7 @@ class MappedDataset(Dataset):
     """Data set with labels in memory and images in a memory-mapped file."""
 
     origin: tuple[Any, ...] = ()
-    """Arguments with which `mapped` opens the data set again."""
+    """Arguments with which `open_mapped` opens the data set again."""
 
     def with_public(self, share: float) -> Dataset:
         """Return a copy with public samples (see `Dataset.with_public`); the images stay in the file."""
@@ -160,12 +160,12 @@ class _Missing:
 
 def _reopened(*origin: Any) -> Dataset | _Missing:
     try:
-        return mapped(*origin)
+        return open_mapped(*origin)
     except DataError as error:
         return _Missing(error)
 
 
-def mapped(
+def open_mapped(
     path: str,
     train_samples: int | None = None,
     test_samples: int | None = None,
@@ -178,7 +178,7 @@ def mapped(
     """
     try:
         with pa.memory_map(path) as file, pa.ipc.open_file(file) as reader:
-            layout = PackedLayout.of(reader.schema)
+            layout = PackedLayout.from_schema(reader.schema)
             batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
             layout.check(batches)
     except FileNotFoundError as error:

@@ -11,7 +11,7 @@ from PIL import Image, ImageOps
 from torch.nn import functional as F
 
 from rayfed.core.objective import NO_TARGET
-from rayfed.data.images import Encoded, content_of, extent, named
+from rayfed.data.images import Encoded, name_errors, read_content, read_extent
 from rayfed.errors import DataError
 
 UNCOUNTED = 255
@@ -32,7 +32,7 @@ def decode_masks(masks: Sequence[Encoded], images: Sequence[Encoded], size: int 
     """
     found, turned = [], 0
     for mask, image in zip(masks, images, strict=True):
-        classes, of = _decode(mask), extent(image)
+        classes, of = _decode(mask), read_extent(image)
         if classes.shape != (of.height, of.width):
             turn = " after its EXIF orientation is applied" if of.turned else ""
             raise DataError(
@@ -57,7 +57,7 @@ def _extent(classes: np.ndarray) -> str:
 
 def _decode(mask: Encoded) -> np.ndarray:
     """Return the classes (H, W) int64 of a mask's pixels."""
-    with named(mask), Image.open(BytesIO(content_of(mask))) as picture:
+    with name_errors(mask), Image.open(BytesIO(read_content(mask))) as picture:
         if picture.format in _LOSSY:
             raise DataError("the mask is a JPEG, whose compression changes class numbers: save masks as PNG")
         if picture.mode not in _MODES:
@@ -65,7 +65,7 @@ def _decode(mask: Encoded) -> np.ndarray:
                 f"the mask is in colour (mode {picture.mode}), but needs one class number per pixel: save the mask as "
                 "a greyscale PNG of class numbers, or as a PNG with a palette"
             )
-        header = content_of(mask)[: _COLOUR + 1]
+        header = read_content(mask)[: _COLOUR + 1]
         if picture.format == "PNG" and header[_DEPTH] in (2, 4) and header[_COLOUR] == 0:
             raise DataError(
                 f"the mask is a grey PNG with {header[_DEPTH]} bits, which is read as grey levels, not as class "

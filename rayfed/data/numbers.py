@@ -28,7 +28,7 @@ class _Reading(NamedTuple):
     pattern: str
 
     @classmethod
-    def of(cls, decimal: str, group: str) -> _Reading:
+    def from_marks(cls, decimal: str, group: str) -> _Reading:
         mark = re.escape(decimal)
         groups = "|".join(rf"(?:{re.escape(one)}\d{{3}})+" for one in group + _GROUPS)
         grouped = rf"[1-9]\d{{0,2}}(?:{groups})(?:{mark}\d+)?"
@@ -47,7 +47,7 @@ class _Reading(NamedTuple):
         return pc.if_else(pc.match_substring_regex(trimmed, self.pattern), plain, texts)
 
 
-COMMA, POINT = _Reading.of(",", "."), _Reading.of(".", ",")
+COMMA, POINT = _Reading.from_marks(",", "."), _Reading.from_marks(".", ",")
 
 
 def is_number(text: str) -> bool:
@@ -55,7 +55,7 @@ def is_number(text: str) -> bool:
     return POINT.fits(text) or COMMA.fits(text)
 
 
-def number(text: str) -> float:
+def parse_number(text: str) -> float:
     """Convert a text to a number; if the marks are ambiguous, as in 1,234, assume a decimal point."""
     reading = POINT if POINT.fits(text) else COMMA
     return float(reading.plain(pa.chunked_array([[text]]))[0].as_py())

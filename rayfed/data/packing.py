@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from rayfed.data.base import Dataset, Source, StoredSplit, check_labels, in_memory
-from rayfed.data.images import Encoded, PixelFormat, decode, deepened, kind, resize
+from rayfed.data.images import Encoded, PixelFormat, convert_depth, decode_images, read_pixel_format, resize
 from rayfed.data.mapped import PackedLayout
 from rayfed.errors import DataError
 from rayfed.samples import dataset_modality
@@ -19,7 +19,7 @@ _BATCH = 8 << 20
 """Approximate number of bytes of pixels in memory at a time."""
 
 
-def pack(source: Source, path: Path, progress: Callable[[int, int], None]) -> PackedLayout:
+def pack_dataset(source: Source, path: Path, progress: Callable[[int, int], None]) -> PackedLayout:
     """Write a data set to a packed file for memory-mapping.
 
     `progress` receives the number of written samples and the total. Image files are decoded in batches; other data sets
@@ -89,7 +89,9 @@ def _common(splits: Iterable[np.ndarray | Sequence[Encoded]]) -> PixelFormat:
     found: set[PixelFormat] = set()
     for images in splits:
         found |= (
-            {PixelFormat(images.shape[1], images.dtype)} if isinstance(images, np.ndarray) else set(map(kind, images))
+            {PixelFormat(images.shape[1], images.dtype)}
+            if isinstance(images, np.ndarray)
+            else set(map(read_pixel_format, images))
         )
     return PixelFormat(max(one.channels for one in found), max(one.depth for one in found))
 
@@ -104,7 +106,7 @@ def _batches(
     """Yield batches of images (n, C, H, W) of one kind with labels (n,), with at most `rows` images."""
     for low in range(0, len(split.labels), rows):
         some = split.images[low : low + rows]
-        images = resize(some, size) if isinstance(some, np.ndarray) else decode(some, size)
+        images = resize(some, size) if isinstance(some, np.ndarray) else decode_images(some, size)
         if (images.shape[1], common.channels) == (1, 3):
             images = np.repeat(images, 3, axis=1)
-        yield np.ascontiguousarray(deepened(images, common.depth)), split.labels[low : low + rows]
+        yield np.ascontiguousarray(convert_depth(images, common.depth)), split.labels[low : low + rows]

@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from rayfed.data.encodings import UTF_8, decoded, is_wide
+from rayfed.data.encodings import UTF_8, decode_text, is_wide
 from rayfed.data.kinds import PARQUET, binary_kind, structured_kind
-from rayfed.data.layouts import DELIMITERS, TableLayout, irregular, layout_of
+from rayfed.data.layouts import DELIMITERS, TableLayout, detect_layout, irregular
 from rayfed.data.numbers import ConvertedTable, with_numbers
 from rayfed.errors import DataError, nearest
 
@@ -117,11 +117,11 @@ def _separated(path: Path, content: bytes) -> Read:
     if name_ending(path) == ".parquet":
         raise DataError(f"{path} is text, expected a complete Parquet file: if it is a table, rename the file to .csv")
     content = content.removesuffix(b"\x1a")  # end-of-file mark of DOS
-    text, encoding = decoded(str(path), content)
+    text, encoding = decode_text(str(path), content)
     if kind := structured_kind(text):
         raise DataError(f"{path} is {kind.name}, expected a table: {kind.advice}")
     usual = "\t" if name_ending(path) in _TABS else ","
-    layout = layout_of(str(path), text, usual)
+    layout = detect_layout(str(path), text, usual)
     is_plain = encoding == UTF_8 and not layout.start
     data = _in_arrow(content if is_plain else text[layout.start :].encode())
 

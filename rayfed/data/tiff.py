@@ -22,7 +22,7 @@ _WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB = 0, 1, 2
 _TRANSPARENCY = (1, 2)
 
 
-def decode(content: bytes) -> np.ndarray:
+def decode_tiff(content: bytes) -> np.ndarray:
     """Decode a TIFF image into (C, H, W), uint8 or (above 8 bits per channel) uint16, with white as the maximum.
 
     Grey pages of one size become the channels of one image. Raises `DataError` for other kinds of files, and if

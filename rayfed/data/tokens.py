@@ -152,7 +152,7 @@ def load_tokenizer(path: str | Path) -> TokenReader:
     return TokenReader(tokenizer, pad, mask)
 
 
-def learnt(texts: Sequence[str], size: int, pad: bool = False) -> TokenReader:
+def learn_tokens(texts: Sequence[str], size: int, pad: bool = False) -> TokenReader:
     """Learn a byte-pair encoding from texts, with at most `size` tokens including the 256 bytes; deterministic.
 
     With `pad` the first token is one that fills up texts.

@@ -48,8 +48,8 @@ from rayfed.defences.noise import clipped
 from rayfed.defences.private import Private
 from rayfed.errors import UserError
 from rayfed.privacy.accountant import Release
-from rayfed.privacy.printing import at_least, at_most
-from rayfed.privacy.sampling import gaussian, noised
+from rayfed.privacy.printing import format_lower, format_upper
+from rayfed.privacy.sampling import add_noise, gaussian
 from rayfed.privacy.spending import PrivacySetting, Spending
 from rayfed.registry import component
 from rayfed.update import Named, Update
@@ -106,7 +106,7 @@ class DpFedAvg(Private):
             tensors = self.transform(task, {n: t.double() for n, t in sent.tensors.items()})
             part = self._part(task)
             step = step_of(self.clip, part)
-            noisy = noised(tensors, part, partial(gaussian, dtype=torch.float64), task.generator)
+            noisy = add_noise(tensors, part, partial(gaussian, dtype=torch.float64), task.generator)
             rounded = {n: (torch.floor(t / step + 0.5) * step).to(sent.tensors[n]) for n, t in noisy.items()}
             return replace(sent, tensors=rounded, bits=32)
 
@@ -144,8 +144,8 @@ class DpFedAvg(Private):
             unit="client",
             adjacency=adjacency,
             against=against,
-            mechanism=f"Gaussian noise of {at_least(self.noise_multiplier)} times the clip bound on the sum of each "
-            f"round, {len(setting.clients)} clients, {how}",
+            mechanism=f"Gaussian noise of {format_lower(self.noise_multiplier)} times the clip bound on the sum of "
+            f"each round, {len(setting.clients)} clients, {how}",
         )
 
     def _account(self, setting: PrivacySetting, multiplier: float) -> tuple[Release, str, str, str]:
@@ -167,7 +167,8 @@ class DpFedAvg(Private):
         rest = multiplier_of_rounded(multiplier, drawn, honest, setting.values, step / self.clip)
         how = (
             f"in {drawn} parts, of which {honest} count ({self.colluders} known to colluders, {setting.missing} lost "
-            f"by drop-outs); {setting.values} values, each rounded to steps of {at_most(step)}, which is accounted for"
+            f"by drop-outs); {setting.values} values, each rounded to steps of {format_upper(step)}, which is "
+            "accounted for"
         )
         return Release("gaussian", rest, setting.most_rounds), _ZEROED, self._who_sees_sums(setting.masked), how
 
@@ -187,7 +188,7 @@ class DpFedAvg(Private):
         anybody = "anyone who sees the global weights, with any number of the other clients, but not the server"
         if setting.client_sampling == "poisson":
             rate = drawn / clients
-            how = f"Poisson sampling with probability {at_most(rate)}"
+            how = f"Poisson sampling with probability {format_upper(rate)}"
             return Release("gaussian", multiplier, rounds, rate), _ZEROED, anybody, how
         if drawn == clients:
             return Release("gaussian", multiplier, rounds), _ZEROED, anybody, "all of them in every round"

@@ -22,8 +22,8 @@ from rayfed.errors import UserError
 from rayfed.gradients import vmap_refusal
 from rayfed.models.build import uses_batch_statistics
 from rayfed.privacy.accountant import Release
-from rayfed.privacy.printing import at_least
-from rayfed.privacy.sampling import gaussian, noised
+from rayfed.privacy.printing import format_lower
+from rayfed.privacy.sampling import add_noise, gaussian
 from rayfed.privacy.spending import ClientWork, PrivacySetting, Spending
 from rayfed.registry import component
 from rayfed.update import Named
@@ -71,7 +71,7 @@ class DpSgd(Private):
                 for name, total in self.clipped_sum(each, task).items():
                     sums[name] += total
                 losses.append(loss)
-            sums = noised(sums, self.noise(task), gaussian, task.generator)
+            sums = add_noise(sums, self.noise(task), gaussian, task.generator)
             mean = {name: s / task.batch_size for name, s in sums.items()}
             return mean, torch.cat(losses).mean() if losses else torch.tensor(torch.nan, device=batch.inputs.device)
 
@@ -118,8 +118,8 @@ class DpSgd(Private):
             unit="sample",
             adjacency="each single sample (zero-out adjacency)",
             against="anyone who sees the client's updates, including the server",
-            mechanism=f"Gaussian noise of {at_least(self.noise_multiplier)} times {self.bounded} in every local step, "
-            + ("Poisson sampling" if poisson else "shuffled batches, no amplification by sampling"),
+            mechanism=f"Gaussian noise of {format_lower(self.noise_multiplier)} times {self.bounded} in every local "
+            "step, " + ("Poisson sampling" if poisson else "shuffled batches, no amplification by sampling"),
         )
 
 

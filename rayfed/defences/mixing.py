@@ -42,7 +42,7 @@ def blend(tensors: Tensor, rows: np.ndarray, coefficients: np.ndarray) -> Tensor
 
 def numpy_draws(task: Task) -> np.random.Generator:
     """Return a NumPy generator that is seeded from the task's generator."""
-    return seeds.numpy_generator(seeds.drawn(task.generator))
+    return seeds.numpy_generator(seeds.sample_key(task.generator))
 
 
 def mixtures(images: Tensor, labels: Tensor) -> Batch:

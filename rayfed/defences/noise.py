@@ -13,8 +13,8 @@ from rayfed.core.number_types import check_types
 from rayfed.defences.base import Defence, Task, UpdateMethod
 from rayfed.defences.declarations import laplace_log_likelihood, normal_log_likelihood
 from rayfed.privacy.accountant import Release
-from rayfed.privacy.printing import at_least
-from rayfed.privacy.sampling import Draw, gaussian, laplace, noised
+from rayfed.privacy.printing import format_lower
+from rayfed.privacy.sampling import Draw, add_noise, gaussian, laplace
 from rayfed.privacy.spending import PrivacySetting, Spending
 from rayfed.registry import component
 from rayfed.update import Named, Update
@@ -92,7 +92,7 @@ class LocalNoise(Defence):
         def update(task: Task) -> Update:
             sent = next(task)
             tensors = self.transform(task, sent.tensors)
-            return replace(sent, tensors=noised(tensors, width, _DRAWS[self.family], task.generator), bits=32)
+            return replace(sent, tensors=add_noise(tensors, width, _DRAWS[self.family], task.generator), bits=32)
 
         return update
 
@@ -107,7 +107,7 @@ class LocalNoise(Defence):
             unit="client",
             adjacency="each single client (replace-one adjacency, all its samples)",
             against="anyone who sees the client's updates, including the server",
-            mechanism=f"{self.family.capitalize()} noise of {at_least(release.multiplier)} times the sensitivity "
+            mechanism=f"{self.family.capitalize()} noise of {format_lower(release.multiplier)} times the sensitivity "
             f"(twice the clip bound) on each of up to {release.count} updates of a client",
         )
 

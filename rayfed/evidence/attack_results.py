@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rayfed.evidence.membership import Roc, compute_roc
-from rayfed.evidence.rows import Row, group_rows, knowledge_in, label_of, labels_given, measured
+from rayfed.evidence.rows import Row, get_attack_label, group_rows, is_measured, knowledge_in, labels_given
 from rayfed.evidence.spread import Spread, measure_spread
 from rayfed.evidence.success import success_share
 from rayfed.metrics.base import Metric
@@ -101,8 +101,8 @@ def _leakage(rows: Sequence[Row], thresholds: Mapping[str, float]) -> Leakage:
     return Leakage(
         arm=rows[0]["arm"],
         attack=rows[0]["attack"],
-        label=label_of(rows[0]),
-        images=sum(any(measured(row.get(name)) for name in _SAMPLE_METRICS) for row in rows),
+        label=get_attack_label(rows[0]),
+        images=sum(any(is_measured(row.get(name)) for name in _SAMPLE_METRICS) for row in rows),
         input=attack_input(rows),
         scores={metric.name: _score(metric, rows, batches) for metric in METRICS.values()},
         labels_given=labels_given(rows[0]),
@@ -138,7 +138,7 @@ def _inference_result(rows: Sequence[Row]) -> InferenceResult:
     return InferenceResult(
         arm=rows[0]["arm"],
         attack=rows[0]["attack"],
-        label=label_of(rows[0]),
+        label=get_attack_label(rows[0]),
         metric=rows[0]["metric"],
         value=measure_spread(row["value"] for row in finished),
         chance=measure_spread(row["chance"] for row in finished),
@@ -152,6 +152,6 @@ def _inference_result(rows: Sequence[Row]) -> InferenceResult:
 def leading_metric(attacks: Sequence[Row]) -> str:
     """Return the name of the metric that ranks reconstructions; `psnr` if no such metric was measured."""
     for name in _LEADING:
-        if any(measured(row.get(name)) for row in attacks):
+        if any(is_measured(row.get(name)) for row in attacks):
             return name
     return "psnr"

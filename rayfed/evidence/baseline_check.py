@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from rayfed.evidence.arms import arm_and_opponent, arm_spec, is_undefended
-from rayfed.evidence.rows import measured
+from rayfed.evidence.rows import is_measured
 from rayfed.evidence.settings import Setting
 
 
@@ -31,7 +31,7 @@ def _beats_chance(setting: Setting) -> bool:
         return False
     if interval := estimate.pair or estimate.spread:
         return interval[0] > 0
-    lows = [row["inferred_low"] for row in setting.rows if measured(row.get("inferred_low"))]
+    lows = [row["inferred_low"] for row in setting.rows if is_measured(row.get("inferred_low"))]
     return min(lows, default=estimate.mean) > 0
 
 

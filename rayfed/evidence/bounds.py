@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from rayfed.evidence.criteria import Criterion
 from rayfed.evidence.labels import LUCK, LabelInference, collect_label_inferences
-from rayfed.evidence.rows import Row, group_rows, labels_given, measured
+from rayfed.evidence.rows import Row, group_rows, is_measured, labels_given
 from rayfed.metrics.base import Metric
 from rayfed.metrics.known import METRICS, metrics_of
 from rayfed.metrics.measures import JUDGED
@@ -59,12 +59,12 @@ def boundable_metrics(modality: Modality) -> list[str]:
 
 def lacks_metric(row: Row, metric: Metric) -> bool:
     """Return whether a row has no value of a metric although the row's attack has a result."""
-    if row["status"] != "ok" or measured(row.get(metric.name)):
+    if row["status"] != "ok" or is_measured(row.get(metric.name)):
         return False
     if metric.of_labels:
         return row.get("label") is not None and not labels_given(row)
     alike = (name for name, other in METRICS.items() if other.compares == metric.compares)
-    return any(measured(row.get(name)) for name in alike)
+    return any(is_measured(row.get(name)) for name in alike)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class BoundCriterion(Criterion):
     def nearness(self, row: Row) -> float | None:
         """Return the similarity of a row's reconstruction to the true sample; None if the metric was not measured."""
         value = row.get(self.metric.name)
-        if not measured(value):
+        if not is_measured(value):
             return None
         return min(value, self.metric.ceiling) if self.metric.higher_is_closer else -value
 
@@ -131,7 +131,7 @@ class LabelBoundCriterion(BoundCriterion):
 
     def nearness(self, row: Row) -> float | None:
         """Return the share of labels that the row's attack recovered; None without labels, or for given labels."""
-        if labels_given(row) or not measured(row.get("label_accuracy")):
+        if labels_given(row) or not is_measured(row.get("label_accuracy")):
             return None
         return self.results[row["arm"], row["batch_size"], row["attack"]].share
 

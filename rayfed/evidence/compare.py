@@ -81,7 +81,7 @@ class Comparison:
     """Why there are no paired differences; None if there may be some."""
 
 
-def compare(results: Sequence[Comparable], against: str | None = None) -> Comparison:
+def compare_results(results: Sequence[Comparable], against: str | None = None) -> Comparison:
     """Compare several runs and sweeps in the given order, as differences from the arm `against`.
 
     Raises `UserError` for fewer than two runs or sweeps, and for an unknown arm.

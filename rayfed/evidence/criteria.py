@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
 from rayfed.evidence.parts import beyond_chance
-from rayfed.evidence.rows import Row, measured
+from rayfed.evidence.rows import Row, is_measured
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.metrics.known import NOUNS, leading
 from rayfed.store.finding import Missing, Part
@@ -52,7 +52,7 @@ class Criterion:
         return leading(self.modality).name, *self.needs, "above_public"
 
     @classmethod
-    def of(cls, modality: Modality, threshold: float | None) -> Criterion:
+    def from_modality(cls, modality: Modality, threshold: float | None) -> Criterion:
         """Return the criterion for a modality, with the modality's default threshold unless `threshold` is given."""
         usual = leading(modality).threshold
         assert usual is not None
@@ -62,7 +62,7 @@ class Criterion:
         """Return the leading metric of a row of `attacks`, clipped at its ceiling; None for a missing value."""
         metric = leading(self.modality)
         value = row.get(metric.name)
-        return min(value, metric.ceiling) if measured(value) else None
+        return min(value, metric.ceiling) if is_measured(value) else None
 
     def near(self, row: Row) -> bool:
         """Return whether the reconstruction in a row of `attacks` reaches the threshold and beats the baseline."""
@@ -90,7 +90,7 @@ class Criterion:
         """Return whether the reconstruction in a row of `attacks` is a leak, or the first condition that fails."""
         if self.leaks(row):
             return CriterionResult.LEAK
-        if self.nearness(row) is None or not all(measured(row[name]) for name in self.needs):
+        if self.nearness(row) is None or not all(is_measured(row[name]) for name in self.needs):
             return CriterionResult.NOT_COMPARED
         if row["above_baseline"] <= 0:
             return CriterionResult.BELOW_BASELINE
@@ -107,15 +107,15 @@ class Criterion:
         return f">{PSNR_CEILING:.0f} dB" if value >= PSNR_CEILING else f"{value:.1f} dB"
 
 
-def modality_of(attacks: Sequence[Row]) -> Modality:
+def infer_modality(attacks: Sequence[Row]) -> Modality:
     """Return the modality of the samples in rows of `attacks`, inferred from the measured metrics."""
     for form in NOUNS:
-        if form != "pixels" and any(measured(row.get(leading(form).name)) for row in attacks):
+        if form != "pixels" and any(is_measured(row.get(leading(form).name)) for row in attacks):
             return form
     return "pixels"
 
 
-def noun_of(rows: Sequence[Row]) -> str:
+def infer_noun(rows: Sequence[Row]) -> str:
     """Return the noun for the samples in rows of attacks or outcomes; `sample` if no metric was measured."""
-    form = modality_of(rows)
-    return NOUNS[form] if any(measured(row.get(leading(form).name)) for row in rows) else "sample"
+    form = infer_modality(rows)
+    return NOUNS[form] if any(is_measured(row.get(leading(form).name)) for row in rows) else "sample"

@@ -89,7 +89,7 @@ class _Mechanism:
 
         if self.gaussian_mu is not None:
             return hits.low - float(norm.cdf(norm.ppf(alarms.high) + self.gaussian_mu / times))
-        return hits.low - TradeOff.of(self.scale_noise(times), self.accountant).at_most(alarms.high)
+        return hits.low - TradeOff.from_releases(self.scale_noise(times), self.accountant).at_most(alarms.high)
 
     @cached_property
     def gaussian_mu(self) -> float | None:

@@ -8,10 +8,10 @@ from decimal import Context
 from math import floor, isfinite, log10
 
 from rayfed.evidence.guarantee_compat import mixed_guarantees
-from rayfed.evidence.settings import MeanEstimate, Setting, of_attacks
+from rayfed.evidence.settings import MeanEstimate, Setting, describes_attacks
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.metrics.measures import JUDGED, MEASURES, extreme_of
-from rayfed.privacy.printing import raised
+from rayfed.privacy.printing import round_up
 
 SHOWN = (
     "test_accuracy",
@@ -80,7 +80,7 @@ def round_estimate(measure: str, estimate: MeanEstimate) -> RoundedEstimate:
     mean.
     """
     if MEASURES[measure].proved:  # the weakest bound of the repeats, not a mean
-        return RoundedEstimate(raised(estimate.mean), digits=3)
+        return RoundedEstimate(round_up(estimate.mean), digits=3)
     if MEASURES[measure].unit == "dB" and estimate.mean >= PSNR_CEILING:
         return RoundedEstimate(PSNR_CEILING, at_ceiling=True)
     factor = SCALES.get(MEASURES[measure].unit, 1.0)
@@ -140,7 +140,7 @@ def _comparable_value(measure: str, one: Setting) -> MeanEstimate | None:
     """Return the estimate of a measure if it is evidence in all repeats, of a useful model; otherwise None."""
     if one.useless or one.collapsed or one.partly_doubted(measure):
         return None
-    if of_attacks(measure) and one.unanswered[0]:
+    if describes_attacks(measure) and one.unanswered[0]:
         return None
     return one.evidence(measure)
 

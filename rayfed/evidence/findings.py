@@ -18,12 +18,12 @@ from rayfed.evidence.rows import (
     Row,
     Sample,
     code_given,
+    get_attack_label,
+    get_sample_key,
     group_rows,
+    is_measured,
     knowledge_in,
-    label_of,
     labels_given,
-    measured,
-    sample_of,
 )
 from rayfed.metrics.known import leading
 from rayfed.store.finding import (
@@ -126,11 +126,11 @@ def has_finished(row: Row, criterion: Criterion, closed: Collection[str]) -> boo
     """Return whether an attack finished; a closed form that finds no fitting sample has finished."""
     fits_nothing = row["status"] == "diverged" and row["attack"] in closed
     ended = row["status"] == "ok" or fits_nothing
-    return ended and criterion.nearness(row) is not None and all(measured(row[name]) for name in criterion.needs)
+    return ended and criterion.nearness(row) is not None and all(is_measured(row[name]) for name in criterion.needs)
 
 
 def _attack_on_sample(row: Row) -> tuple[str, Sample]:
-    return row["attack"], sample_of(row)
+    return row["attack"], get_sample_key(row)
 
 
 # Rules of a doubt. Each returns a reason if it applies.
@@ -267,7 +267,7 @@ RULES: Sequence[tuple[Callable[[Cell], bool], State]] = (
 """Rules of the state of an arm at a batch size, in order: the first that applies decides."""
 
 
-def findings(
+def compute_findings(
     attacks: Sequence[Row],
     criterion: Criterion,
     short_searches: Collection[str] = (),
@@ -308,7 +308,7 @@ def _cells(
         if row["arm"] in undefended and row["status"] == UNPLAYED:
             untried.setdefault(row["batch_size"], set()).add(_attack_on_sample(row))
     arms = list(dict.fromkeys(arm for arm, _ in by_cell))
-    labels = {row["attack"]: label_of(row) for row in attacks}
+    labels = {row["attack"]: get_attack_label(row) for row in attacks}
     cells = {}
     for arm, batch in sorted(by_cell, key=lambda cell: (arms.index(cell[0]), cell[1])):
         bare = arm in undefended
@@ -343,7 +343,7 @@ def _finding(
 ) -> Finding:
     """Return the finding of one arm and batch size; `compared` says whether an undefended arm was attacked."""
     state = next(state for applies, state in RULES if applies(cell))
-    samples = len(set(map(sample_of, cell.rows)))
+    samples = len(set(map(get_sample_key, cell.rows)))
     if state == State.NOTHING_TO_ATTACK:
         messages = dict.fromkeys(row["message"] or "" for row in cell.rows)
         hidden = tuple(NoResult("", "", message, None) for message in messages)
@@ -361,34 +361,34 @@ def _with_values(finding: Finding, cell: Cell, short_searches: Collection[str]) 
     """Return a finding with the values of its cell."""
     leaks, rows = [row for _, row in cell.leaks], [row for _, row in cell.finite]
     value, best = cell.best or (None, None)
-    near_public = {sample_of(row) for row in rows if cell.criterion.near(row) and cell.criterion.like_public(row)}
+    near_public = {get_sample_key(row) for row in rows if cell.criterion.near(row) and cell.criterion.like_public(row)}
     part_row = next((row for row in rows if cell.part and row["attack"] == cell.part.attack), None)
-    short = {label_of(row) for row in cell.rows if row["attack"] in cell.complete & set(short_searches)}
+    short = {get_attack_label(row) for row in cell.rows if row["attack"] in cell.complete & set(short_searches)}
     gains = [row["above_baseline"] for row in leaks if row["above_baseline"] is not None]
     labels = best_label_inference(collect_label_inferences(cell.rows))
     return replace(
         finding,
         metric=leading(cell.criterion.modality).name,
         closest=_closest(cell),
-        leaked=len(set(map(sample_of, leaks))),
+        leaked=len(set(map(get_sample_key, leaks))),
         best=value,
         mean=_mean_similarity(cell),
-        by=attacker_of(best) if best else None,
+        by=get_attacker(best) if best else None,
         no_results=_no_results(cell),
         not_run=_not_run(cell),
         short_searches=tuple(sorted(short)),
-        failed=tuple(dict.fromkeys(label_of(row) for row in cell.silent if row["status"] == "failed")),
+        failed=tuple(dict.fromkeys(get_attack_label(row) for row in cell.silent if row["status"] == "failed")),
         pending_attacks=_pending(cell),
         doubt=cell.doubt,
         gain=best["above_baseline"] if best else None,
         most=max(gains, default=None),
-        alike=len(near_public - set(map(sample_of, leaks))),
+        alike=len(near_public - set(map(get_sample_key, leaks))),
         labels=labels.summary if labels else None,
         targets=_targets_found(cell.rows),
         guessed=_targets_guessed(cell.rows),
         shown=None if cell.bare else len(_samples_shown(cell)),
         part=cell.part,
-        part_by=attacker_of(part_row) if part_row else None,
+        part_by=get_attacker(part_row) if part_row else None,
     )
 
 
@@ -398,9 +398,9 @@ def _samples_shown(cell: Cell) -> set[Sample]:
     return {sample for attack, sample in cell.working if attack in adaptive or not adaptive}
 
 
-def attacker_of(row: Row) -> Attacker:
+def get_attacker(row: Row) -> Attacker:
     """Return the attack in a row with the attacker's knowledge."""
-    return Attacker(label_of(row), knowledge_in(row))
+    return Attacker(get_attack_label(row), knowledge_in(row))
 
 
 def _closest(cell: Cell) -> tuple[Closest, ...]:
@@ -415,7 +415,7 @@ def _mean_similarity(cell: Cell) -> float | None:
     """Return the mean of the leading metric over the samples, of the best reconstruction of each."""
     best: dict[Sample, float] = {}
     for value, row in cell.finite:
-        best[sample_of(row)] = max(value, best.get(sample_of(row), value))
+        best[get_sample_key(row)] = max(value, best.get(get_sample_key(row), value))
     return fmean(best.values()) if best else None
 
 
@@ -428,7 +428,7 @@ def _no_results(cell: Cell) -> tuple[NoResult, ...]:
             continue
         missing = cell.criterion.missing(row) if row["status"] == "ok" else None
         message = "" if missing else row["message"] or ""
-        found[NoResult(label_of(row), row["status"], message, missing)] = None
+        found[NoResult(get_attack_label(row), row["status"], message, missing)] = None
     return tuple(found)
 
 
@@ -436,10 +436,10 @@ def _not_run(cell: Cell) -> tuple[NotRun, ...]:
     """Return the attacks that were not run for lack of time, with the attackers if others ran them."""
     missing: dict[str, dict[tuple[str, ...], None]] = {}
     for row in cell.not_run:
-        missing.setdefault(label_of(row), {})[knowledge_in(row)] = None
+        missing.setdefault(get_attack_label(row), {})[knowledge_in(row)] = None
     found = []
     for label, attackers in missing.items():
-        ran = {knowledge_in(row) for row in cell.rows if label_of(row) == label} - set(attackers)
+        ran = {knowledge_in(row) for row in cell.rows if get_attack_label(row) == label} - set(attackers)
         found.append(NotRun(label, tuple(attackers) if ran else (), tuple(sorted(ran))))
     return tuple(found)
 
@@ -463,7 +463,7 @@ def _targets_found(rows: Sequence[Row]) -> float | None:
 
 
 def _targets_guessed(rows: Sequence[Row]) -> float | None:
-    errors = {sample_of(row): row.get("target_baseline") for row in rows}
+    errors = {get_sample_key(row): row.get("target_baseline") for row in rows}
     known = [error for error in errors.values() if error is not None]
     return fmean(known) if known else None
 
@@ -471,7 +471,7 @@ def _targets_guessed(rows: Sequence[Row]) -> float | None:
 def _overtaken(leak: Finding, cell: Cell) -> Overtaken:
     """Return the attack that succeeded against a defence, with its result on an undefended arm."""
     assert leak.by is not None
-    same = [row for row in cell.rows if attacker_of(row) == leak.by]
+    same = [row for row in cell.rows if get_attacker(row) == leak.by]
     if not same:
         here = Elsewhere.NOT_IN_RUN
     elif any(row["status"] == UNPLAYED for row in same):
@@ -485,8 +485,8 @@ def _overtaken(leak: Finding, cell: Cell) -> Overtaken:
 
 def explains(able: Sequence[Row], rows: Sequence[Row]) -> bool:
     """Return whether each sample of `rows` has a row in `able` whose reconstruction explains the update (`fit`)."""
-    explained = {sample_of(row) for row in able if row.get("fit") is not None and row["fit"] <= GRADIENT_FIT_TOL}
-    return explained >= set(map(sample_of, rows))
+    explained = {get_sample_key(row) for row in able if row.get("fit") is not None and row["fit"] <= GRADIENT_FIT_TOL}
+    return explained >= set(map(get_sample_key, rows))
 
 
 def cells_without_adaptive_attack(
@@ -502,7 +502,7 @@ def cells_without_adaptive_attack(
     found = {}
     for (arm, batch), cell in cells.items():
         able = [row for row in cell if code_given(row) and has_finished(row, criterion, closed)]
-        if not set(map(sample_of, able)) >= set(map(sample_of, cell)):
+        if not set(map(get_sample_key, able)) >= set(map(get_sample_key, cell)):
             found[arm, batch] = Reason.NO_ADAPTIVE_ATTACK
         elif not set(map(_attack_on_sample, able)) & working.get(batch, set()):
             found[arm, batch] = Reason.NO_ADAPTIVE_ATTACK_WORKS

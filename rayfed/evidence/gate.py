@@ -27,7 +27,7 @@ from rayfed.evidence.checks import (
     SearchBudget,
 )
 from rayfed.evidence.gate_shares import check_share
-from rayfed.evidence.rows import Row, group_rows, label_of, labels_given, total_seconds
+from rayfed.evidence.rows import Row, get_attack_label, group_rows, labels_given, total_seconds
 from rayfed.evidence.verdicts import RunEvidence
 from rayfed.metrics.base import Metric
 from rayfed.metrics.known import NOUNS, leading
@@ -285,7 +285,7 @@ def _budget(case: Case) -> AttackBudget | None:
     iterations: dict[str, list[int]] = {}
     for row in rows:
         if row.get("iterations"):
-            iterations.setdefault(label_of(row), []).append(row["iterations"])
+            iterations.setdefault(get_attack_label(row), []).append(row["iterations"])
     searches = tuple(SearchBudget(attack, min(counts), max(counts)) for attack, counts in iterations.items())
     only_closed_forms = all(row["attack"] in case.evidence.closed_forms for row in rows)
     return AttackBudget(searches, only_closed_forms, seconds)

@@ -21,7 +21,7 @@ from rayfed.evidence.checks import (
     ReasonKind,
     ShareBudget,
 )
-from rayfed.evidence.rows import Row, sample_of, total_seconds
+from rayfed.evidence.rows import Row, get_sample_key, total_seconds
 from rayfed.evidence.shares import ShareEstimate, Shares, make_shares
 from rayfed.evidence.verdicts import RunEvidence
 from rayfed.metrics.roc import Estimate
@@ -169,8 +169,8 @@ def _not_run_on(case: ShareCase, attack: str, rows: Sequence[Row]) -> GateReason
     needed = set()
     for bare in case.shares.undefended_arms(case.arm):
         bare_rows = case.shares.rows_by_attack(bare).get(attack, [])
-        needed |= {sample_of(row) for row in bare_rows if case.shares.decides(row)}
-    missing = needed - set(map(sample_of, rows))
+        needed |= {get_sample_key(row) for row in bare_rows if case.shares.decides(row)}
+    missing = needed - set(map(get_sample_key, rows))
     if not missing:
         return None
     return GateReason(ReasonKind.NOT_RUN_ON, NotRunOn(attack, Count(len(missing), len(needed))))
@@ -179,5 +179,5 @@ def _not_run_on(case: ShareCase, attack: str, rows: Sequence[Row]) -> GateReason
 def _budget(case: ShareCase) -> ShareBudget:
     """Return the numbers of results by attack, and the total time if it was recorded."""
     rows_by_attack = case.shares.rows_by_attack(case.arm)
-    counts = tuple((attack, len(set(map(sample_of, rows)))) for attack, rows in rows_by_attack.items())
+    counts = tuple((attack, len(set(map(get_sample_key, rows)))) for attack, rows in rows_by_attack.items())
     return ShareBudget(counts, total_seconds(chain.from_iterable(rows_by_attack.values())))

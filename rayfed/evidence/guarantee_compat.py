@@ -8,7 +8,7 @@ from typing import NamedTuple
 from rayfed.evidence.rows import Row
 from rayfed.evidence.settings import Setting
 from rayfed.metrics.measures import MEASURES
-from rayfed.privacy.printing import at_most
+from rayfed.privacy.printing import format_upper
 
 
 class GuaranteeKind(NamedTuple):
@@ -22,7 +22,7 @@ class GuaranteeKind(NamedTuple):
     """Attackers against which the guarantee holds."""
 
     def __str__(self) -> str:
-        delta = None if self.delta is None else f"delta {at_most(self.delta)}"
+        delta = None if self.delta is None else f"delta {format_upper(self.delta)}"
         return ", ".join(filter(None, [delta, self.unit, self.adjacency, self.against]))
 
 

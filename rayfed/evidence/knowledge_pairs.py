@@ -13,7 +13,7 @@ from typing import Any
 
 from rayfed.evidence.arms import attack_specs, is_undefended
 from rayfed.evidence.rows import Knowledge, knowledge_in
-from rayfed.evidence.settings import Setting, of_attacks
+from rayfed.evidence.settings import Setting, describes_attacks
 from rayfed.metrics.measures import JUDGED, MEASURES, extreme_of
 
 _DEFENCE_GRANTS = {Knowledge.DEFENCE, Knowledge.CODE}
@@ -94,7 +94,7 @@ def _without_attacker(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 def _did_worse(measure: str, setting: Setting, weaker: Setting) -> bool:
     """Return whether an attack did worse than another for every common seed, by more than `_TOLERANCE`."""
-    if not of_attacks(measure):
+    if not describes_attacks(measure):
         return False
     values, weaker_values = _values_by_seed(measure, setting), _values_by_seed(measure, weaker)
     seeds = values.keys() & weaker_values.keys()

@@ -13,7 +13,7 @@ from math import ceil, exp
 from statistics import fmean
 from typing import Any
 
-from rayfed.evidence.rows import Row, labels_given, measured
+from rayfed.evidence.rows import Row, is_measured, labels_given
 from rayfed.metrics.chance import evidence
 from rayfed.store.finding import RecoveredLabels
 
@@ -140,7 +140,7 @@ def collect_label_inferences(rows: Sequence[Row]) -> list[LabelInference]:
     """Return the labels recovered by each attack not given the labels, by repeat, on one arm and batch size."""
     shares: dict[tuple[str, Any], dict[tuple[Any, ...], float]] = {}
     for row in rows:
-        if measured(row.get("label_accuracy")) and not labels_given(row):
+        if is_measured(row.get("label_accuracy")) and not labels_given(row):
             by_update = shares.setdefault((row["attack"], row.get("repeat")), {})
             by_update[_update(row)] = row["label_accuracy"]  # one value per batch
     labels, guesses = _labels(rows), _guesses(rows)
@@ -168,7 +168,7 @@ def _labels(rows: Sequence[Row]) -> dict[tuple[Any, ...], Sequence[int]]:
 def _guesses(rows: Sequence[Row]) -> Guesses:
     by_update = _labels(rows)
     pooled = Counter(label for labels in by_update.values() for label in labels)
-    evenly = {_update(row): row["label_baseline"] for row in rows if measured(row.get("label_baseline"))}
+    evenly = {_update(row): row["label_baseline"] for row in rows if is_measured(row.get("label_baseline"))}
     commonest = max(pooled, key=lambda label: pooled[label], default=None)
     of_commonest = {update: labels.count(commonest) / len(labels) for update, labels in by_update.items()}
     alike = {}

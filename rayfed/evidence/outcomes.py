@@ -16,12 +16,12 @@ from rayfed.core.reasons import CHANNELS, Reason
 from rayfed.evidence.arms import arm_and_opponent, arm_names, arm_spec, component_text, is_undefended
 from rayfed.evidence.attack_results import InferenceResult, Leakage, summarise_inferences, summarise_leakage
 from rayfed.evidence.attack_status import count_failed
-from rayfed.evidence.findings import explains, findings, worst_state
+from rayfed.evidence.findings import compute_findings, explains, worst_state
 from rayfed.evidence.methods import closed_forms
 from rayfed.evidence.rows import Row, code_given, group_rows
 from rayfed.evidence.settings import estimate
 from rayfed.evidence.training import ArmSummary, rounds_after_warm_up, summarise_arms
-from rayfed.evidence.verdicts import RunEvidence, criterion_of, read_evidence
+from rayfed.evidence.verdicts import RunEvidence, choose_criterion, read_evidence
 from rayfed.metrics.measures import JUDGED, MEASURES, extreme_of
 from rayfed.metrics.roc import share
 from rayfed.store import exits
@@ -278,9 +278,9 @@ def _result(scenario: Mapping[str, Any], rows: Sequence[Row], finished: bool) ->
     if all(row["status"] == INAPPLICABLE and row.get("reason") not in CHANNELS for row in rows):
         return {"result": INAPPLICABLE}
     arm = rows[0]["arm"]
-    found = findings(
+    found = compute_findings(
         rows,
-        criterion_of(scenario, rows),
+        choose_criterion(scenario, rows),
         undefended=[arm],
         finished=finished,
         closed=closed_forms(scenario),

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from rayfed.errors import UserError, nearest
 from rayfed.evidence.figures import SHOWN
-from rayfed.evidence.settings import Setting, estimate, of_attacks, of_rebuilt
+from rayfed.evidence.settings import Setting, describes_attacks, describes_samples, estimate
 from rayfed.evidence.victims import Victim
 from rayfed.metrics.measures import MEASURES
 
@@ -134,7 +134,7 @@ def _values_by_seed(measure: str, setting: Setting) -> dict[Hashable, float]:
 
 def _doubted_measures(setting: Setting) -> list[str]:
     """Return the measures of a setting whose values are no evidence of protection, in all or some repeats."""
-    return [name for name in _MEASURES if setting.doubted(name) or (of_rebuilt(name) and setting.inconclusive)]
+    return [name for name in _MEASURES if setting.doubted(name) or (describes_samples(name) and setting.inconclusive)]
 
 
 def compare_pairs(groups: Sequence[PairGroup], against: str | None = None) -> list[PairedDifference]:
@@ -167,7 +167,9 @@ def _compare_with(reference: PairGroup, groups: Sequence[PairGroup]) -> list[Pai
     """Return the differences of the groups from the reference in each measure that the reference has."""
     differences = []
     for measure in _MEASURES:
-        known = [group for group in groups if group.values.get(measure) or (group.failed and of_attacks(measure))]
+        known = [
+            group for group in groups if group.values.get(measure) or (group.failed and describes_attacks(measure))
+        ]
         if reference in known and any(group.values.get(measure) for group in known):
             others = [group for group in known if group is not reference]
             differences += _correct([_difference(group, reference, measure) for group in others])
@@ -178,7 +180,7 @@ def _without_attack(groups: Sequence[PairGroup]) -> list[PairGroup]:
     """Return a group for each setting with the measures that do not depend on the attack."""
     found: dict[Hashable, PairGroup] = {}
     for group in groups:
-        values = {name: by_unit for name, by_unit in group.values.items() if not of_attacks(name)}
+        values = {name: by_unit for name, by_unit in group.values.items() if not describes_attacks(name)}
         if values:
             key = group.identity, group.title, group.shared
             found.setdefault(key, replace(group, attack=None, values=values, failed=()))
@@ -187,12 +189,12 @@ def _without_attack(groups: Sequence[PairGroup]) -> list[PairGroup]:
 
 def _with_attack(group: PairGroup) -> PairGroup:
     """Return a group with the measures that depend on the attack."""
-    return replace(group, values={name: by_unit for name, by_unit in group.values.items() if of_attacks(name)})
+    return replace(group, values={name: by_unit for name, by_unit in group.values.items() if describes_attacks(name)})
 
 
 def _difference(group: PairGroup, reference: PairGroup, measure: str) -> PairedDifference:
     values, reference_values = group.values.get(measure, {}), reference.values.get(measure, {})
-    failed = {*group.failed, *reference.failed} if of_attacks(measure) else set()
+    failed = {*group.failed, *reference.failed} if describes_attacks(measure) else set()
     units = [unit for unit in values if unit in reference_values and unit not in failed]
     differences = np.array([values[unit] - reference_values[unit] for unit in units])
     excluded = [

@@ -12,7 +12,7 @@ import numpy as np
 
 from rayfed.errors import UserError, nearest, require_extra
 from rayfed.evidence.guarantee_compat import list_kinds, mixed_guarantees
-from rayfed.evidence.settings import Setting, by_values, of_attacks, strongest
+from rayfed.evidence.settings import Setting, describes_attacks, group_by_values, select_strongest
 from rayfed.metrics.measures import measure_of
 
 _BEYOND = 0.1
@@ -73,7 +73,7 @@ class ParetoFront:
         return corner
 
 
-def front(
+def compute_front(
     settings: Sequence[Setting], leakage: str, utility: str, cost: str | None = None, attack: str | None = None
 ) -> ParetoFront:
     """Return the Pareto front of settings by a measure of leakage, one of utility and, optionally, one of cost.
@@ -96,9 +96,9 @@ def front(
     if attack is not None and not useful:
         attacks = {one.attack for one in settings if one.attack}
         raise UserError(f"no attack is called '{attack}': {nearest(attack, attacks)}")
-    compared = [one for one in strongest(useful, leakage) if _is_compared(one, measures)]
+    compared = [one for one in select_strongest(useful, leakage) if _is_compared(one, measures)]
     identities = {one.identity for one in compared}
-    unknown = [group[0] for group in by_values(settings) if group[0].identity not in identities]
+    unknown = [group[0] for group in group_by_values(settings) if group[0].identity not in identities]
     if not compared:
         return ParetoFront(measures, [], [], unknown)
     points = _points(compared, measures)
@@ -115,7 +115,7 @@ def _nondominated(points: np.ndarray) -> list[int]:
 
 def _is_compared(one: Setting, measures: Sequence[str]) -> bool:
     """Return whether all measures of a setting are known, and its attack failed on no update."""
-    if of_attacks(measures[0]) and one.unanswered[0]:
+    if describes_attacks(measures[0]) and one.unanswered[0]:
         return False
     return all(one.evidence(name) for name in measures)
 

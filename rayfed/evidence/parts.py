@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import log
 from statistics import fmean
 
-from rayfed.evidence.rows import Row, Sample, measured, sample_of
+from rayfed.evidence.rows import Row, Sample, get_sample_key, is_measured
 from rayfed.metrics.chance import evidence
 from rayfed.store.finding import Part, PartColumn
 
@@ -22,12 +22,12 @@ def beyond_chance(rows: Sequence[Row]) -> Part | None:
     """
     attacks: dict[str, list[Row]] = {}
     for row in rows:
-        if all(measured(row.get(name)) for name in _FIGURES):
+        if all(is_measured(row.get(name)) for name in _FIGURES):
             attacks.setdefault(row["attack"], []).append(row)
     tests = sum(map(len, attacks.values()))
     parts: list[Part | None] = []
     for attack, own in attacks.items():
-        if measured(own[0].get("psnr")):
+        if is_measured(own[0].get("psnr")):
             parts.append(_parts_of_images(attack, own, tests))
         else:
             parts += [_parts_of_samples(attack, own), _parts_of_columns(attack, own)]
@@ -95,7 +95,7 @@ def _part(attack: str, read: Sequence[Row]) -> Part:
 def _by_sample(rows: Sequence[Row]) -> dict[Sample, list[Row]]:
     by_sample: dict[Sample, list[Row]] = {}
     for row in rows:
-        by_sample.setdefault(sample_of(row), []).append(row)
+        by_sample.setdefault(get_sample_key(row), []).append(row)
     return by_sample
 
 

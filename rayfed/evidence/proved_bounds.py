@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rayfed.evidence.membership import compute_roc, pool_scores
-from rayfed.evidence.rows import Row, group_rows, measured
+from rayfed.evidence.rows import Row, group_rows, is_measured
 from rayfed.metrics.roc import Estimate, false_positives, needed, share
 
 RATES = (0.1, 0.01, 0.001)
@@ -118,7 +118,7 @@ def _is_chance(control: Estimate) -> bool:
 
 def _compare_samples(curve: Sequence[Row], attacks: Sequence[Row]) -> list[BoundComparison]:
     """Compare the share of identified samples with its bound, if a control was measured on other samples."""
-    rows = [row for row in attacks if row["repeat"] == 0 and measured(row.get("decoy_identified"))]
+    rows = [row for row in attacks if row["repeat"] == 0 and is_measured(row.get("decoy_identified"))]
     if not rows:
         return []
     hits, decoys = (sum(row[name] == 1 for row in rows) for name in ("identified", "decoy_identified"))

@@ -15,7 +15,14 @@ from typing import NamedTuple
 
 from rayfed.errors import UserError, nearest
 from rayfed.evidence.guarantee_compat import list_kinds, mixed_guarantees
-from rayfed.evidence.settings import MeanEstimate, Setting, Weakness, by_values, of_attacks, of_rebuilt
+from rayfed.evidence.settings import (
+    MeanEstimate,
+    Setting,
+    Weakness,
+    describes_attacks,
+    describes_samples,
+    group_by_values,
+)
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.measures import MEASURES, extreme_of, measure_of
 
@@ -37,7 +44,7 @@ class MeasureBound:
     @property
     def on_attacks(self) -> bool:
         """Return whether the bound limits an attack's result, not a guarantee."""
-        return of_attacks(self.measure)
+        return describes_attacks(self.measure)
 
     def excess(self, value: float) -> float:
         """Return the amount by which a value exceeds the bound; 0 or less if the bound is satisfied."""
@@ -164,7 +171,7 @@ def bound_on_best(bound: MeasureBound) -> MeasureBound:
     return MeasureBound(column, bound.limit, bound.at_most) if column in MEASURES else bound
 
 
-def recommend(
+def recommend_setting(
     settings: Sequence[Setting], bounds: Sequence[MeasureBound], costs: tuple[str, ...] | None = None
 ) -> Recommendation:
     """Return the cheapest candidate whose means satisfy all bounds, or the candidate with the smallest `miss`.
@@ -174,7 +181,7 @@ def recommend(
     """
     _check_input(settings, bounds)
     costs = costs or default_costs(settings)
-    groups = by_values(settings)
+    groups = group_by_values(settings)
     candidates = _candidates(settings, groups, bounds)
     if not candidates:
         raise UserError("the accuracy of every setting is at chance level: train longer, or use weaker defences")
@@ -255,7 +262,7 @@ def _refusal(one: ArmCandidate, bounds: Sequence[MeasureBound], chosen: bool) ->
     setting = one.settings[0]
     weaknesses: list[Weakness] = []
     idle: tuple[str, ...] = ()
-    if any(of_rebuilt(bound.measure) for bound in bounds):
+    if any(describes_samples(bound.measure) for bound in bounds):
         if setting.unproven:
             weaknesses.append(setting.unproven)
         elif setting.inconclusive and not chosen:
@@ -277,7 +284,7 @@ def _span(settings: Sequence[Setting], bound: MeasureBound) -> float:
 def _check(group: Sequence[Setting], bound: MeasureBound, span: float) -> BoundCheck:
     """Return the result of checking a bound on a group of settings that differ only in the attack."""
     known = [one for one in group if one.evidence(bound.measure)]
-    if not known and of_rebuilt(bound.measure) and group[0].hidden:
+    if not known and describes_samples(bound.measure) and group[0].hidden:
         return BoundCheck(bound, group[0], None, 0.0)
     if not known:
         return BoundCheck(bound, None, False, inf)
@@ -294,6 +301,6 @@ def _check(group: Sequence[Setting], bound: MeasureBound, span: float) -> BoundC
 
 def _without_merit(known: Sequence[Setting], measure: str) -> bool:
     """Return whether low leakage may be due to attacks that failed, in some repeats or without a defence."""
-    if of_rebuilt(measure):
+    if describes_samples(measure):
         return any(one.inconclusive for one in known)
     return measure == "inferred" and all(one.idle for one in known)

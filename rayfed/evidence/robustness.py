@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from rayfed.evidence.arms import pairs_by_name
-from rayfed.evidence.rows import Row, measured
+from rayfed.evidence.rows import Row, is_measured
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def robustness_matrix(rounds: Iterable[Row], scenario: Row) -> RobustnessMatrix:
     pairs, matrix = pairs_by_name(scenario), RobustnessMatrix()
     for row in rounds:
         arm, opponent = pairs.get(row["arm"], (row["arm"], ""))
-        if not opponent or not measured(row.get("test_accuracy")):
+        if not opponent or not is_measured(row.get("test_accuracy")):
             continue
         matrix.results[arm, opponent] = OpponentResult(row["test_accuracy"], row.get("backdoor_accuracy"))
         if arm not in matrix.arms:

@@ -21,12 +21,12 @@ class Knowledge(StrEnum):
     LABELS = "labels"
 
 
-def measured(value: float | None) -> TypeGuard[float]:
+def is_measured(value: float | None) -> TypeGuard[float]:
     """Return whether a value is a number: not None and not NaN."""
     return value is not None and not isnan(value)
 
 
-def sample_of(row: Row) -> Sample:
+def get_sample_key(row: Row) -> Sample:
     """Return the key of the row's sample, or of its victim in a row of `inferences`."""
     return row.get("round"), row["victim"], row.get("sample")
 
@@ -46,7 +46,7 @@ def code_given(row: Row) -> bool:
     return Knowledge.CODE in knowledge_in(row)
 
 
-def label_of(row: Row) -> str:
+def get_attack_label(row: Row) -> str:
     """Return the family of the row's attack, or its title without one: the name of the attack in results."""
     label: str = row.get("family") or row["attack"]
     return label
@@ -64,7 +64,7 @@ def total_seconds(rows: Iterable[Row]) -> float | None:
     """Return the total time of the attacks in rows of one arm; None if no time was recorded."""
     seconds: dict[tuple[Any, ...], float] = {}
     for row in rows:
-        if measured(row.get("seconds")):  # of the whole batch, repeated in the row of each sample
+        if is_measured(row.get("seconds")):  # of the whole batch, repeated in the row of each sample
             seconds[row["attack"], row["round"], row["victim"], row["repeat"]] = row["seconds"]
     return sum(seconds.values()) if seconds else None
 

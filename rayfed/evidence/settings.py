@@ -12,7 +12,7 @@ from typing import Any, Literal
 from rayfed.evidence.arms import pairs_by_name
 from rayfed.evidence.rows import Row
 from rayfed.metrics.measures import MEASURES, measure_of
-from rayfed.store.arms import owner_of
+from rayfed.store.arms import find_owner
 from rayfed.store.finding import State
 from rayfed.store.schemas import INAPPLICABLE
 
@@ -36,12 +36,12 @@ class Weakness(StrEnum):
     """No inference attack on the setting is shown to exceed chance without a defence."""
 
 
-def of_rebuilt(measure: str) -> bool:
+def describes_samples(measure: str) -> bool:
     """Return whether a measure describes reconstructed samples, not inferences or guarantees."""
-    return of_attacks(measure) and measure != "inferred"
+    return describes_attacks(measure) and measure != "inferred"
 
 
-def of_attacks(measure: str) -> bool:
+def describes_attacks(measure: str) -> bool:
     """Return whether a measure is the result of an attack, not a guarantee."""
     return MEASURES[measure].kind == "leakage" and not MEASURES[measure].proved
 
@@ -140,9 +140,9 @@ class Setting:
         """Return whether a low value of a leakage measure is no evidence of protection."""
         if measure in self.outdone:
             return True
-        if of_rebuilt(measure) and self.unproven:
+        if describes_samples(measure) and self.unproven:
             return True
-        return of_attacks(measure) and self.unfinished
+        return describes_attacks(measure) and self.unfinished
 
     @property
     def unanswered(self) -> tuple[int, int]:
@@ -183,7 +183,7 @@ class Setting:
 
     def partly_doubted(self, measure: str) -> bool:
         """Return whether a low value of a measure is no evidence of protection in some repeats."""
-        return of_rebuilt(measure) and self.inconclusive > 0
+        return describes_samples(measure) and self.inconclusive > 0
 
     def evidence(self, measure: str) -> MeanEstimate | None:
         """Return the estimate of a measure; None if the estimate is unknown or no evidence of protection."""
@@ -210,7 +210,7 @@ def settings(
     arms = {row["arm"]: row["arm"] for row in rows}
     if scenario is not None:
         arms = {name: arm for name, (arm, _) in pairs_by_name(scenario).items()}
-    owners = {path: owner_of(path, set(arms.values()))[0] for path in fields}
+    owners = {path: find_owner(path, set(arms.values()))[0] for path in fields}
     found = []
     for group in _group_repeats(rows, fields):
         arm = group[0]["arm"]
@@ -275,15 +275,15 @@ def estimate(values: Sequence[float | None]) -> MeanEstimate | None:
     from scipy.stats import t  # slow import (about 1 s)
 
     half = float(t.ppf((1 + CONFIDENCE) / 2, len(known) - 1)) * stdev(known) / sqrt(len(known))
-    return MeanEstimate(mean, mean - half, mean + half, len(known), pair=pair_of(known))
+    return MeanEstimate(mean, mean - half, mean + half, len(known), pair=sort_pair(known))
 
 
-def pair_of(values: Sequence[float]) -> tuple[float, float] | None:
+def sort_pair(values: Sequence[float]) -> tuple[float, float] | None:
     """Return exactly two values, sorted; None for any other number of values."""
     return (min(values), max(values)) if len(values) == 2 else None
 
 
-def strongest(settings: Sequence[Setting], measure: str) -> list[Setting]:
+def select_strongest(settings: Sequence[Setting], measure: str) -> list[Setting]:
     """Return each arm and set of swept values once, with the attack that leaks most by a measure.
 
     Ties go to the first attack. Settings without a value of the measure are excluded, so an arm that was not attacked
@@ -292,7 +292,7 @@ def strongest(settings: Sequence[Setting], measure: str) -> list[Setting]:
     sign = -1 if measure_of(measure).higher_is_better else 1
     known = [each for each in settings if measure in each.measures]
     found = []
-    for group in by_values(known):
+    for group in group_by_values(known):
         found.append(max(group, key=lambda one: sign * one.measures[measure].mean))
     return found
 
@@ -303,7 +303,7 @@ def worst_verdict(settings: Sequence[Setting]) -> State | None:
     return next((state for state in State if state in verdicts), None)
 
 
-def by_values(settings: Sequence[Setting]) -> list[list[Setting]]:
+def group_by_values(settings: Sequence[Setting]) -> list[list[Setting]]:
     """Group the settings that differ only in the attack."""
     groups: dict[tuple[str, str, str], list[Setting]] = {}
     for each in settings:

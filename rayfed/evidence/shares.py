@@ -15,7 +15,7 @@ from rayfed.evidence.attack_status import has_failed
 from rayfed.evidence.bounds import Bound, BoundedShare
 from rayfed.evidence.checks import GateReason, ReasonKind
 from rayfed.evidence.membership import RATES, Roc, compute_roc
-from rayfed.evidence.rows import Knowledge, Row, Sample, code_given, group_rows, sample_of
+from rayfed.evidence.rows import Knowledge, Row, Sample, code_given, get_sample_key, group_rows
 from rayfed.evidence.verdicts import RunEvidence
 from rayfed.metrics.roc import Estimate, share
 from rayfed.metrics.top import TOP_1
@@ -196,8 +196,8 @@ class IdentityShares(Shares):
         shares: dict[str, Estimate | None] = {}
         for attack, rows in self.rows_by_attack(arm).items():
             if any(row.get(TOP_1.name) is not None for row in rows):
-                identified = {sample_of(row) for row in rows if row.get(TOP_1.name)}
-                shares[attack] = share(len(identified), len(set(map(sample_of, rows))))
+                identified = {get_sample_key(row) for row in rows if row.get(TOP_1.name)}
+                shares[attack] = share(len(identified), len(set(map(get_sample_key, rows))))
         return shares
 
     def bounded_estimates(self, arm: str, attacks: Collection[str] | None = None) -> list[ShareEstimate]:
@@ -225,7 +225,7 @@ class IdentityShares(Shares):
     def chance(self, rows: Sequence[Row]) -> float:
         """Return the share of people that guessing identifies, with one guess per repeat."""
         people = max((row["people"] or 0 for row in self.evidence.attacks), default=0)
-        repeats = max(Counter(map(sample_of, rows)).values())
+        repeats = max(Counter(map(get_sample_key, rows)).values())
         return min(1.0, repeats / people) if people else 1.0
 
     def missing_reason(self, row: Row) -> ReasonKind:
@@ -258,7 +258,7 @@ def make_shares(evidence: RunEvidence, bound: Bound) -> Shares:
 
 def _sample_in_batch(row: Row) -> Sample:
     """Return a key of the row's sample that differs between batch sizes."""
-    return row["batch_size"], *sample_of(row)
+    return row["batch_size"], *get_sample_key(row)
 
 
 def _by_attack(table: Sequence[Row], arm: str, metric: str | None = None) -> dict[str, list[Row]]:

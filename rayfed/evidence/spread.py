@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import inf, isfinite
 from statistics import fmean, stdev
 
-from rayfed.evidence.rows import measured
+from rayfed.evidence.rows import is_measured
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ def measure_spread(values: Iterable[float | None], ceiling: float = inf) -> Spre
 
     The standard deviation is None if a value is infinite.
     """
-    known = [min(float(value), ceiling) for value in values if measured(value)]
+    known = [min(float(value), ceiling) for value in values if is_measured(value)]
     if not known:
         return None
     finite = all(map(isfinite, known))

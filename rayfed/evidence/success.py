@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from rayfed.errors import UserError, nearest
-from rayfed.evidence.rows import Row, group_rows, measured
+from rayfed.evidence.rows import Row, group_rows, is_measured
 from rayfed.metrics.known import METRICS
 
 _FIRST = ("psnr", "ssim")
@@ -71,7 +71,7 @@ def success_curve(group: AttackGroup, metric: str, thresholds: Sequence[float] |
     if metric not in CURVE_METRICS:
         raise UserError(f"'{metric}' has no success rates: {nearest(metric, CURVE_METRICS)}")
     sign = 1 if METRICS[metric].higher_is_closer else -1
-    values = np.array([row[metric] for row in group.rows if measured(row.get(metric))], np.float64)
+    values = np.array([row[metric] for row in group.rows if is_measured(row.get(metric))], np.float64)
     if not len(values):
         return None
     values = np.sort(sign * values.clip(max=METRICS[metric].ceiling))
@@ -85,7 +85,7 @@ def success_share(rows: Sequence[Row], metric: str, threshold: float) -> float |
 
     The share is of all attacked images, and an image without a value counts as a failure. None if no image has a value.
     """
-    values = [row[metric] for row in rows if measured(row.get(metric))]
+    values = [row[metric] for row in rows if is_measured(row.get(metric))]
     successes = sum(METRICS[metric].passes(value, threshold) for value in values)
     return successes / len(rows) if values else None
 

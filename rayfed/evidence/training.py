@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rayfed.evidence.rows import Row, group_rows, measured
+from rayfed.evidence.rows import Row, group_rows, is_measured
 from rayfed.evidence.spread import Spread, measure_spread
 
 
@@ -102,7 +102,7 @@ def _summarise_arm(name: str, scenario: Row, rounds: Sequence[Row], updates: Seq
 def _last_evaluated(rounds: Sequence[Row]) -> Row:
     """Return the last round with a measured accuracy or loss; an empty row without such a round."""
     for row in reversed(rounds):
-        if measured(row["test_accuracy"]) or measured(row["test_loss"]):
+        if is_measured(row["test_accuracy"]) or is_measured(row["test_loss"]):
             return row
     return {}
 
@@ -148,7 +148,7 @@ def add_virtual_time(rounds: Sequence[Row]) -> list[dict[str, Any]]:
     clock: dict[str, float] = {}
     timed = []
     for row in sorted(rounds, key=lambda row: (row["arm"], row["round"])):
-        if measured(row.get("simulated_seconds")):
+        if is_measured(row.get("simulated_seconds")):
             clock[row["arm"]] = clock.get(row["arm"], 0.0) + row["simulated_seconds"]
             timed.append({**row, "simulated_minutes": clock[row["arm"]] / 60})
     return timed

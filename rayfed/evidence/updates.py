@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from rayfed.evidence.arms import attack_specs
 from rayfed.evidence.attack_status import has_failed
 from rayfed.evidence.bounds import lacks_metric
-from rayfed.evidence.rows import Row, labels_given, measured
+from rayfed.evidence.rows import Row, is_measured, labels_given
 from rayfed.evidence.verdicts import RunEvidence
 from rayfed.metrics.known import METRICS
 from rayfed.store.schemas import INAPPLICABLE, UNPLAYED
@@ -45,7 +45,7 @@ class _UpdateResult:
     def add_value(self, name: str, row: Row) -> None:
         """Keep a row's value of a metric if it is the best for its sample."""
         metric = METRICS[name]
-        if not measured(row.get(name)) or (metric.of_labels and labels_given(row)):
+        if not is_measured(row.get(name)) or (metric.of_labels and labels_given(row)):
             return
         value, best = min(row[name], metric.ceiling), self.best.setdefault(name, {})
         closest = max if metric.higher_is_closer else min

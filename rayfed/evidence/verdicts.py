@@ -12,10 +12,10 @@ from rayfed.errors import RunError
 from rayfed.evidence.arms import arm_names, arm_spec, has_user_defence, is_recorded, is_undefended
 from rayfed.evidence.attack_results import InferenceResult, summarise_inferences
 from rayfed.evidence.bounds import MEMBERSHIP, BoundedShare, boundable_metrics
-from rayfed.evidence.criteria import Criterion, modality_of
-from rayfed.evidence.findings import cells_without_adaptive_attack, findings, worst_state
+from rayfed.evidence.criteria import Criterion, infer_modality
+from rayfed.evidence.findings import cells_without_adaptive_attack, compute_findings, worst_state
 from rayfed.evidence.methods import closed_forms, short_searches
-from rayfed.evidence.rows import Row, group_rows, sample_of
+from rayfed.evidence.rows import Row, get_sample_key, group_rows
 from rayfed.metrics.known import leading, modality_by
 from rayfed.metrics.top import TOP_1
 from rayfed.store import exits
@@ -62,7 +62,7 @@ class Verdict:
         return frozenset(one.reason for one in self.findings if one.reason)
 
 
-def closest(attacks: Sequence[Row], criterion: Criterion) -> Row | None:
+def find_closest(attacks: Sequence[Row], criterion: Criterion) -> Row | None:
     """Return the row of the best reconstruction, among leaks if there are any; None without a finite value."""
     found = [(criterion.leaks(row), value, row) for row in attacks if (value := criterion.nearness(row)) is not None]
     return max(found, key=lambda one: one[:2], default=(False, 0.0, None))[2]
@@ -71,15 +71,15 @@ def closest(attacks: Sequence[Row], criterion: Criterion) -> Row | None:
 def _modality(scenario: Mapping[str, Any], attacks: Sequence[Row]) -> Modality:
     """Return the modality of a run's samples, from the results or else from the scenario's metrics."""
     names = (scenario.get("metrics") or {}).get("names") or ()
-    modality = modality_of(attacks)
+    modality = infer_modality(attacks)
     return modality_by(names) if modality == "pixels" else modality
 
 
-def criterion_of(scenario: Mapping[str, Any], attacks: Sequence[Row]) -> Criterion:
+def choose_criterion(scenario: Mapping[str, Any], attacks: Sequence[Row]) -> Criterion:
     """Return the criterion of a leak for a run's rows, with the scenario's threshold for the leading metric."""
     modality = _modality(scenario, attacks)
     success = (scenario.get("metrics") or {}).get("success") or {}
-    return Criterion.of(modality, success.get(leading(modality).name))
+    return Criterion.from_modality(modality, success.get(leading(modality).name))
 
 
 def run_findings(
@@ -89,7 +89,7 @@ def run_findings(
 
     Attacks show that they work on arms without a defence that have the same model.
     """
-    criterion = criterion or criterion_of(scenario, attacks)
+    criterion = criterion or choose_criterion(scenario, attacks)
     closed, short = closed_forms(scenario), short_searches(scenario)
     found: list[Finding] = []
     not_adaptive: dict[tuple[str, int], Reason] = {}
@@ -99,7 +99,7 @@ def run_findings(
     for arms in arms_by_model.values():
         rows = [row for row in attacks if row["arm"] in arms]
         bare = [arm for arm in arms if is_undefended(scenario, arm)]
-        found += findings(rows, criterion, short, bare, finished, closed)
+        found += compute_findings(rows, criterion, short, bare, finished, closed)
         not_adaptive |= cells_without_adaptive_attack(rows, criterion, bare, closed)
     return [_with_adaptive_attacks(scenario, one, not_adaptive.get((one.arm, one.batch))) for one in found]
 
@@ -133,7 +133,7 @@ class RunEvidence:
     def is_current(self) -> bool:
         """Return whether the rows are on all results of the attacks and on the present state of the run."""
         cells = group_rows(self.attacks, "arm", "batch_size")
-        attacked = {cell: len(set(map(sample_of, rows))) for cell, rows in cells.items()}
+        attacked = {cell: len(set(map(get_sample_key, rows))) for cell, rows in cells.items()}
         inferred = {row["arm"] for row in self.inferences}
         return (
             bool(self.rows)
@@ -145,7 +145,7 @@ class RunEvidence:
     @cached_property
     def criterion(self) -> Criterion:
         """Return the criterion of a leak."""
-        return criterion_of(self.scenario, self.attacks)
+        return choose_criterion(self.scenario, self.attacks)
 
     @cached_property
     def arms(self) -> list[str]:
@@ -193,7 +193,7 @@ class RunEvidence:
         if not any(each.leaked for each in found):
             attacks = [row for row in attacks if row["attack"] in of_parts] or attacks
         inferences = tuple(each for each in self._inferences if each.arm == arm)
-        return Verdict(arm, worst_state(found), found, closest(attacks, self.criterion), inferences, self.finished)
+        return Verdict(arm, worst_state(found), found, find_closest(attacks, self.criterion), inferences, self.finished)
 
     @cached_property
     def _inferences(self) -> list[InferenceResult]:

@@ -14,7 +14,7 @@ from typing import Any
 from rayfed.evidence.attack_results import summarise_inferences, summarise_leakage
 from rayfed.evidence.attack_status import has_failed
 from rayfed.evidence.rows import Row, group_rows
-from rayfed.evidence.settings import CONFIDENCE, MeanEstimate, Setting, pair_of
+from rayfed.evidence.settings import CONFIDENCE, MeanEstimate, Setting, sort_pair
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.measures import JUDGED, MEASURES
 from rayfed.metrics.roc import share
@@ -128,5 +128,5 @@ def _interval(name: str, mean: float, victims: Sequence[tuple[float, int]]) -> M
     from scipy.stats import t  # slow import (about 1 s)
 
     half = float(t.ppf((1 + CONFIDENCE) / 2, n - 1)) * sqrt(squares / (n - 1) / n)
-    pair = pair_of([value for value, _ in victims])
+    pair = sort_pair([value for value, _ in victims])
     return MeanEstimate(mean, mean - half, mean + half, n, "victims", pair=pair).within(name)

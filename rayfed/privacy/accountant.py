@@ -161,7 +161,7 @@ def _epsilon(release: Release, delta: float, method: Method) -> float:
             return release.count / release.multiplier  # basic composition is exact for pure privacy
         raise UserError("a delta of 0 needs Laplace noise and privacy.accountant: pld")
     try:
-        found = float(accountant_of((release,), method, delta).get_epsilon(delta)) * (1 + _ROUNDING)
+        found = float(make_accountant((release,), method, delta).get_epsilon(delta)) * (1 + _ROUNDING)
     except (ArithmeticError, MemoryError) as error:  # numbers outside the range of its grids
         raise UserError(
             f"no accountant supports {release.count} releases with a noise multiplier of {release.multiplier:.3g}: "
@@ -171,7 +171,7 @@ def _epsilon(release: Release, delta: float, method: Method) -> float:
     return found if release.drawn is None else min(found, _epsilon(replace(release, drawn=None), delta, method))
 
 
-def accountant_of(unit: Sequence[Release], method: Method, delta: float) -> PrivacyAccountant:
+def make_accountant(unit: Sequence[Release], method: Method, delta: float) -> PrivacyAccountant:
     """Return a dp-accounting accountant with all releases about one unit, for queries near the given `delta`."""
     accountant = _accountant(unit, method, delta)
     for release in unit:
@@ -187,7 +187,7 @@ def _accountant(unit: Sequence[Release], method: Method, delta: float) -> Privac
     if all(release.drawn is None for release in unit):
         if method == "rdp":
             return RdpAccountant(None if all(release.rate == 1 for release in unit) else _ORDERS)
-        return PLDAccountant(value_discretization_interval=max(grid_of(release, delta) for release in unit))
+        return PLDAccountant(value_discretization_interval=max(choose_grid(release, delta) for release in unit))
     if method == "pld":
         raise UserError(
             "privacy.accountant: pld does not support sampling a fixed number of clients: "
@@ -196,7 +196,7 @@ def _accountant(unit: Sequence[Release], method: Method, delta: float) -> Privac
     return RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
 
 
-def grid_of(release: Release, delta: float, finest: float = _GRID, steps: float = _STEPS) -> float:
+def choose_grid(release: Release, delta: float, finest: float = _GRID, steps: float = _STEPS) -> float:
     """Return the interval at which privacy losses are discretised: larger for large losses, to limit memory."""
     return max(finest, _epsilon(replace(release, drawn=None), delta, "rdp") / steps)
 

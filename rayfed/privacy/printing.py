@@ -5,15 +5,15 @@ from __future__ import annotations
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
 
-def at_most(bound: float, digits: int = 3) -> str:
+def format_upper(bound: float, digits: int = 3) -> str:
     """Format an upper bound, rounded up to `digits` significant digits: 9.23496 becomes '9.24'.
 
     Examples: an epsilon, a delta, a sampling rate. The formatted number is never below `bound`.
     """
-    return f"{raised(bound, digits):.{digits}g}"
+    return f"{round_up(bound, digits):.{digits}g}"
 
 
-def raised(bound: float, digits: int = 3) -> float:
+def round_up(bound: float, digits: int = 3) -> float:
     """Return an upper bound, rounded up to `digits` significant digits."""
     return _rounded(bound, digits, ROUND_CEILING)
 
@@ -28,12 +28,12 @@ def caution(epsilon: float) -> str:
     return f" (WEAK: epsilon above {LARGE:g})" if epsilon >= LARGE else ""
 
 
-def share_at_most(bound: float, digits: int = 3) -> str:
+def format_share_bound(bound: float, digits: int = 3) -> str:
     """Format an upper bound on a probability in per cent, rounded up: 0.02914 becomes '2.92 %'."""
-    return f"{Decimal(at_most(bound, digits)) * 100:.{digits}g} %"
+    return f"{Decimal(format_upper(bound, digits)) * 100:.{digits}g} %"
 
 
-def at_least(bound: float, digits: int = 3) -> str:
+def format_lower(bound: float, digits: int = 3) -> str:
     """Format a lower bound, such as a noise multiplier, rounded down to `digits` significant digits."""
     return f"{_rounded(bound, digits, ROUND_FLOOR):.{digits}g}"
 

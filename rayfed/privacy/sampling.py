@@ -36,13 +36,13 @@ class SecureGenerator(torch.Generator):
         return super().__new__(cls)
 
     def __init__(self, key: bytes) -> None:
-        seeds.filled(self, seeds.derived(key, "words"))
+        seeds.seed_generator(self, seeds.derive_bytes(key, "words"))
         self._key = key
 
     @cached_property
     def _stream(self) -> Stream:
         """The cryptographic stream, created on first use because clients with shuffled samples do not need it."""
-        return Stream(seeds.derived(self._key, "stream"))
+        return Stream(seeds.derive_bytes(self._key, "stream"))
 
     def uniform(self, *shape: int) -> np.ndarray:
         """Sample uniform numbers in [0, 1) of a given shape: multiples of 2^-53, all equally likely."""
@@ -82,7 +82,7 @@ def laplace(shape: torch.Size, generator: torch.Generator) -> Tensor:
     return first - second
 
 
-def noised(values: Named, width: float, draw: Draw, generator: torch.Generator) -> Named:
+def add_noise(values: Named, width: float, draw: Draw, generator: torch.Generator) -> Named:
     """Add noise of scale `width` to tensors, in the precision of the noise, and round each sum once.
 
     Raises `UserError` for values that are neither float32 nor float64.

@@ -31,7 +31,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from rayfed.privacy.accountant import Method, Release, accountant_of, grid_of
+from rayfed.privacy.accountant import Method, Release, choose_grid, make_accountant
 
 PRIORS = (10, 100, 1000)
 """Priors 1/N for which bounds are reported: a random guess is correct once in N times."""
@@ -63,7 +63,7 @@ class TradeOff:
     accountant: Method | None = None
 
     @classmethod
-    def of(cls, releases: Iterable[Release], accountant: Method | None = None) -> TradeOff:
+    def from_releases(cls, releases: Iterable[Release], accountant: Method | None = None) -> TradeOff:
         """Return the trade-off curve of releases, each about another unit of privacy."""
         return cls(tuple((release,) for release in releases), accountant)
 
@@ -132,7 +132,7 @@ def _tight(unit: tuple[Release, ...]) -> Profile:
     from dp_accounting.pld import privacy_loss_distribution as losses
 
     finest = _GRID if sum(release.count for release in unit) < _MANY else _GRID / 10
-    interval = max(grid_of(release, _TAIL, finest, _STEPS) for release in unit)
+    interval = max(choose_grid(release, _TAIL, finest, _STEPS) for release in unit)
     whole = None
     for release in unit:
         if release.noise == "gaussian":
@@ -151,7 +151,7 @@ def _tight(unit: tuple[Release, ...]) -> Profile:
 
 
 def _quick(unit: tuple[Release, ...]) -> Profile:
-    accountant = accountant_of(unit, "rdp", _TAIL)
+    accountant = make_accountant(unit, "rdp", _TAIL)
     epsilons = _epsilons(float(accountant.get_epsilon(_TAIL)), _FEW)
     return epsilons, _upwards([accountant.get_delta(epsilon) for epsilon in epsilons])
 

@@ -20,9 +20,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from rayfed.crypto.encryptor import beyond, in_steps
+from rayfed.crypto.encryptor import count_beyond, describe_resolution
 from rayfed.crypto.keys import derive
-from rayfed.crypto.layout import UpdateLayout, flat, single
+from rayfed.crypto.layout import UpdateLayout, flatten_update, single
 from rayfed.crypto.masking import MaskingSetting, Participant, Transcript, expand
 from rayfed.crypto.packing import FixedPoint
 from rayfed.crypto.session import Advertise, Agree, Confirm, MaskingSession, Peers, Reveal, ShareSecrets
@@ -196,8 +196,8 @@ class MaskedChannel(SecureChannel[Masked, Masked]):
         """Describe, in words, the resolution of the sent values and the number of clients that unmask the sum."""
         p = self.protection
         return (
-            f"masks sums of up to {self.clients} clients: {in_steps(p.code, p.clip, p.clip_buffers)}; unmasked by "
-            f"{p.needed(self.clients)} of {p.around(self.clients)} clients (a client and its neighbours)"
+            f"masks sums of up to {self.clients} clients: {describe_resolution(p.code, p.clip, p.clip_buffers)}; "
+            f"unmasked by {p.needed(self.clients)} of {p.around(self.clients)} clients (a client and its neighbours)"
         )
 
     def at_clients(self, round: ClientRound) -> Self:
@@ -227,7 +227,7 @@ class MaskedChannel(SecureChannel[Masked, Masked]):
 
     def clipped(self, update: Update) -> int:
         """Return the number of an update's values that exceed the protection's clip bounds."""
-        return beyond(update, self.protection.clip, self.protection.clip_buffers)
+        return count_beyond(update, self.protection.clip, self.protection.clip_buffers)
 
     def answer(self, payload: Advertise | ShareSecrets | Agree | Confirm | Reveal, client: int, round: int) -> Any:
         """Return a client's reply in phases 0 to 4; None if the client is not asked or has dropped out."""
@@ -268,7 +268,7 @@ class MaskedChannel(SecureChannel[Masked, Masked]):
         assert session.opened is not None
         p, layout = self.protection, UpdateLayout(session.masked.tensors, session.masked.buffers)
         values = p.code.decode(session.opened[:-1], layout.bounds(p.clip, p.clip_buffers))
-        tensors, buffers = (single(part) for part in layout.named(values))
+        tensors, buffers = (single(part) for part in layout.split_by_name(values))
         return tensors, buffers, int(session.opened[-1])
 
     @property
@@ -290,11 +290,11 @@ class MaskedChannel(SecureChannel[Masked, Masked]):
 
     def _vector(self, update: Update, weight: int) -> np.ndarray:
         """Return the weighted update in whole steps, with its weight, (D + 1,) uint64."""
-        p, layout = self.protection, UpdateLayout.of(update)
-        values = p.code.encode(flat(update), layout.bounds(p.clip, p.clip_buffers))
+        p, layout = self.protection, UpdateLayout.from_update(update)
+        values = p.code.encode(flatten_update(update), layout.bounds(p.clip, p.clip_buffers))
         return np.append(weight * values, weight).view(np.uint64)
 
 
 def _masked(update: Update, clients: tuple[int, ...], vector: np.ndarray) -> Masked:
-    layout = UpdateLayout.of(update)
+    layout = UpdateLayout.from_update(update)
     return Masked(update.round, clients, layout.tensors, layout.buffers, vector)

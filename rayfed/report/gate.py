@@ -22,7 +22,7 @@ from rayfed.evidence.verdicts import RunEvidence, read_evidence
 from rayfed.metrics.known import METRICS, leading
 from rayfed.report.text.baseline import change_details_text, change_reasons_text, change_text
 from rayfed.report.text.formats import NONE
-from rayfed.report.text.gate import bound_text, by_text, check_text, details_text, reasons_text, value_text
+from rayfed.report.text.gate import bound_text, by_text, check_text, check_value_text, details_text, reasons_text
 from rayfed.report.text.next_step import next_step_text
 from rayfed.store.folder import RunFolder
 from rayfed.version import __version__
@@ -216,7 +216,7 @@ def _check_lines(checks: Sequence[Check]) -> list[str]:
             check.arm,
             str(check.batch or NONE),
             bound_text(check.bound),
-            value_text(check) or NONE,
+            check_value_text(check) or NONE,
             check.state.upper(),
             by_text(check) or NONE,
         )
@@ -283,7 +283,7 @@ def _change_row(change: Change) -> dict[str, Any]:
     }
 
 
-def schema() -> dict[str, Any]:
+def make_gate_schema() -> dict[str, Any]:
     """Return the JSON Schema of a gate's result."""
     found: dict[str, Any] = json.loads(files(__package__).joinpath("gate.schema.json").read_text(encoding="utf-8"))
     return found
@@ -296,7 +296,7 @@ def read_document(path: Path) -> dict[str, Any]:
 
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-        jsonschema.validate(document, schema())
+        jsonschema.validate(document, make_gate_schema())
     except OSError as error:
         raise UserError(
             f"--baseline {path}: cannot be read ({error.strerror}); give the file of an earlier --json"

@@ -72,7 +72,7 @@ class Samples:
         return None if self.public else " ".join(filter(None, (self.warning, IN_FOLDER)))
 
 
-def shown(scenarios: Iterable[Mapping[str, Any]]) -> Samples:
+def make_sample_filter(scenarios: Iterable[Mapping[str, Any]]) -> Samples:
     """Return the filter of samples for the page of scenarios with the same `output`: a run, or a sweep's trials."""
     written = list(scenarios)
     public = all(is_public(scenario.get("data") or "digits") for scenario in written)
@@ -80,11 +80,11 @@ def shown(scenarios: Iterable[Mapping[str, Any]]) -> Samples:
     return Samples(mode or ("all" if public else "reconstructed"), public)
 
 
-def of_sweep(sweep: SweepFolder) -> Samples:
+def make_sweep_filter(sweep: SweepFolder) -> Samples:
     """Return the filter of samples for a sweep's page; if the data vary, all data sets must be public."""
     varied = any(field.partition(".")[0] == "data" for field in sweep.fields)
     trials = [sweep.trial(f"{TRIALS}/{name}").scenario() for name in sweep.trial_names()] if varied else []
-    return shown([sweep.scenario, *trials])
+    return make_sample_filter([sweep.scenario, *trials])
 
 
 def warning(folder: RunFolder) -> str | None:
@@ -92,9 +92,9 @@ def warning(folder: RunFolder) -> str | None:
     if is_sweep(folder):
         sweep = SweepFolder(folder)
         held = any(_has_samples(sweep.trial(f"{TRIALS}/{name}")) for name in sweep.trial_names())
-        samples = of_sweep(sweep)
+        samples = make_sweep_filter(sweep)
     else:
-        held, samples = _has_samples(folder), shown([folder.scenario()])
+        held, samples = _has_samples(folder), make_sample_filter([folder.scenario()])
     return samples.warning_of_folder if held else None
 
 

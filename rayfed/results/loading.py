@@ -26,7 +26,7 @@ from rayfed.evidence.paired import (
     group_by_victim,
     paired_table,
 )
-from rayfed.evidence.rows import Row, measured
+from rayfed.evidence.rows import Row, is_measured
 from rayfed.evidence.settings import Setting
 from rayfed.evidence.success import CURVE_METRICS, AttackGroup, group_by_attack, success_curve, success_table
 from rayfed.evidence.verdicts import VERDICTS, RunEvidence, Verdict, read_evidence
@@ -116,8 +116,8 @@ class Results(ABC):
     def front(
         self, leakage: str, utility: str, cost: str | None = None, attack: str | None = None
     ) -> pareto.ParetoFront:
-        """Return the Pareto front of the settings; see `rayfed.evidence.pareto.front`."""
-        return pareto.front(self.settings(), leakage, utility, cost, attack)
+        """Return the Pareto front of the settings; see `rayfed.evidence.pareto.compute_front`."""
+        return pareto.compute_front(self.settings(), leakage, utility, cost, attack)
 
     def success_rates(self, *metrics: str, thresholds: Sequence[float] | None = None) -> pa.Table:
         """Return the share of attacked images that reach a threshold, by setting, attack, metric and threshold.
@@ -224,14 +224,14 @@ class Run(Results):
         """Return true images and their reconstructions, sorted by round; optionally of one arm or attack only."""
         for row in self._pictures():
             if arm in (None, row["arm"]) and attack in (None, row["attack"]):
-                yield Picture.of(row)
+                yield Picture.from_row(row)
 
     def worst(self, count: int = 6) -> list[tuple[Picture, Mapping[str, Any]]]:
         """Return the `count` stored reconstructions with the highest PSNR, each with the row of `attacks`."""
-        scored = {_key(row): row for row in self.attacks.to_pylist() if measured(row["psnr"])}
+        scored = {_key(row): row for row in self.attacks.to_pylist() if is_measured(row["psnr"])}
         kept = [row for row in self._pictures() if _key(row) in scored]
         kept = sorted(kept, key=lambda row: -scored[_key(row)]["psnr"])[:count]
-        return [(Picture.of(row), scored[_key(row)]) for row in kept]
+        return [(Picture.from_row(row), scored[_key(row)]) for row in kept]
 
     def _pictures(self) -> Iterator[dict[str, Any]]:
         for batch in self.table("images").to_batches(max_chunksize=64):
@@ -305,7 +305,7 @@ class Sweep(Results):
         return Run(SweepFolder(self.folder).trial(run))
 
 
-def load(path: str) -> Run | Sweep:
+def open_results(path: str) -> Run | Sweep:
     """Open the run or sweep at a local path or fsspec URL. Raises `RunError` if there is no run or sweep."""
     folder = RunFolder.open(path)
     return Sweep(folder) if is_sweep(folder) else Run(folder)

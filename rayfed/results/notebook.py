@@ -12,7 +12,7 @@ from PIL import Image
 
 from rayfed.evidence.rows import Row
 from rayfed.evidence.settings import Setting
-from rayfed.report.text.figures import value_text
+from rayfed.report.text.figures import measure_value_text
 from rayfed.report.text.tables import Grid, grid
 from rayfed.results.pictures import Picture
 
@@ -43,7 +43,7 @@ def _table(settings: Grid) -> str:
 
 
 def _pair(picture: Picture, psnr: float) -> str:
-    score = value_text("psnr", psnr)
+    score = measure_value_text("psnr", psnr)
     of = f"{picture.arm}, {picture.attack}: image {picture.sample} of client {picture.victim}"
     images = _image(picture.true, f"true, {of}") + _image(picture.reconstructed, f"reconstructed, {of}, {score}")
     caption = f"{escape(picture.arm)}<br>{escape(picture.attack)}<br>{escape(score)}"

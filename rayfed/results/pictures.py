@@ -28,7 +28,7 @@ class Picture:
     reconstructed: np.ndarray
 
     @classmethod
-    def of(cls, row: Mapping[str, Any]) -> Picture:
+    def from_row(cls, row: Mapping[str, Any]) -> Picture:
         """Return the picture from a row of the table `images`."""
         return cls(**image_key(row), true=decode_png(row["true"]), reconstructed=decode_png(row["reconstructed"]))
 

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from rayfed.errors import RunError
 from rayfed.evidence.outcomes import outcomes_table
 from rayfed.report.text.outcomes import with_reason_texts
-from rayfed.store.folder import SCENARIO, RunFolder, checked, completed
+from rayfed.store.folder import SCENARIO, RunFolder, check_table, complete_table
 from rayfed.store.renamed import OUTCOMES, with_present_names
 
 OUTCOMES_FILE = "outcomes.parquet"
@@ -89,13 +89,13 @@ class SweepFolder:
         """Return the columns of `write_outcomes`, with the types of swept fields from the file."""
         columns, swept = [], self.fields  # reads the scenario's file once
         expected = outcomes_table([], swept, trials=True).schema
-        found = completed(found, pa.schema([field for field in expected if field.name not in swept]))
+        found = complete_table(found, pa.schema([field for field in expected if field.name not in swept]))
         for field in expected:
             own = found.schema.field(field.name).type if field.name in swept else field.type
             if field.name in swept and not (pa.types.is_primitive(own) or pa.types.is_string(own)):
                 raise ValueError(f"column '{field.name}' is {own}")
             columns.append(pa.field(field.name, own, nullable=field.name not in _ALWAYS))
-        known = checked(found.select([field.name for field in columns]).cast(pa.schema(columns)))
+        known = check_table(found.select([field.name for field in columns]).cast(pa.schema(columns)))
         for trial in known["trial"].unique().to_pylist():
             if not _TRIAL.fullmatch(trial):
                 raise ValueError(f"'{trial}' is not a trial of a sweep")

@@ -22,13 +22,13 @@ from rayfed.simulation.progress import AuditProgress
 Source = str | PathLike[str] | Mapping[str, Any] | Scenario
 
 
-def scenario_of(source: Source, changes: Sequence[str]) -> Scenario:
+def read_source(source: Source, changes: Sequence[str]) -> Scenario:
     """Return the checked scenario for a file, the name of a scenario of rayfed, a mapping, or a `Scenario` object.
 
     Raises `ScenarioError` for an invalid scenario.
     """
     if isinstance(source, str | PathLike):
-        return scenario_loading.load(scenario_path(Path(source)), changes, lambda line: None)
+        return scenario_loading.load_scenario_file(scenario_path(Path(source)), changes, lambda line: None)
     registry.search(str(Path.cwd()))
     document = source.model_dump(mode="json") if isinstance(source, Scenario) else deepcopy(dict(source))
     document = scenarios.with_changes(document, list(changes))
@@ -36,13 +36,13 @@ def scenario_of(source: Source, changes: Sequence[str]) -> Scenario:
     return scenarios.check(document, "the scenario")
 
 
-def address_of(run: str | PathLike[str] | Results | None) -> str | None:
+def get_address(run: str | PathLike[str] | Results | None) -> str | None:
     """Return the path or URL of a run, given as a path, a URL or a `Results` object; None for None."""
     return None if run is None else run.url if isinstance(run, Results) else fspath(run)
 
 
 @contextmanager
-def shown(show: bool, brief: bool = False) -> Iterator[Any]:
+def open_view(show: bool, brief: bool = False) -> Iterator[Any]:
     """Open the terminal view of a run's progress if `show` is true, else no display."""
     if not show:
         yield AuditProgress()

@@ -11,7 +11,7 @@ class BoundExceeded(Exception):
     """Error for a measurement that exceeds a proved bound, which is a defect of rayfed."""
 
 
-def check_bounds(folder: RunFolder) -> None:
+def check_proved_bounds(folder: RunFolder) -> None:
     """Raise `BoundExceeded` if a measurement of a run exceeds a proved bound."""
     tables = (folder.read_table(name).to_pylist() for name in ("proved", "attacks", "inferences"))
     if exceeded := [one for one in compare_bounds(*tables) if one.exceeds]:

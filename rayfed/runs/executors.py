@@ -26,7 +26,7 @@ def execution(name: str, address: str | None = None) -> Execution:
         from rayfed.simulation.executors.local import local
 
         return local
-    found: Execution = brought(name, "execution")(address)
+    found: Execution = load_entry_point(name, "execution")(address)
     return found
 
 
@@ -36,17 +36,17 @@ def sweep_execution(name: str, address: str | None = None) -> SweepExecution:
         from rayfed.runs.local_sweep import local_sweep
 
         return local_sweep
-    found: SweepExecution = brought(name, "sweep_execution")(address)
+    found: SweepExecution = load_entry_point(name, "sweep_execution")(address)
     return found
 
 
-def starting(name: str) -> AbstractContextManager[None]:
+def start_in_background(name: str) -> AbstractContextManager[None]:
     """Return a context manager that starts an executor's processes in the background."""
-    found: AbstractContextManager[None] = brought(name, "starting")()
+    found: AbstractContextManager[None] = load_entry_point(name, "starting")()
     return found
 
 
-def brought(executor: str, what: str) -> Any:
+def load_entry_point(executor: str, what: str) -> Any:
     """Return an object that an installed package provides for an executor, by the name of its entry point (`what`).
 
     Raises `UserError` if no package provides it, or several do.

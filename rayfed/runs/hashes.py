@@ -26,7 +26,7 @@ NOT_HASHED = "not hashed: read from files as needed"
 """Written instead of a hash for data that are not in memory."""
 
 
-def hashes(inputs: Inputs, saved: Checkpoint | None) -> dict[str, dict[str, str]]:
+def hash_inputs(inputs: Inputs, saved: Checkpoint | None) -> dict[str, dict[str, str]]:
     """Return SHA-256 hashes of `code` by module, `data` by split and `weights` by arm (of a checkpoint, if given).
 
     A file of devices is included in the data as `devices`. The hash of rayfed's code covers the paths and contents of
@@ -34,7 +34,7 @@ def hashes(inputs: Inputs, saved: Checkpoint | None) -> dict[str, dict[str, str]
     """
     return {
         "code": {"rayfed": _own_code()} | _named_code(dotted_paths(inputs.scenario.dump())),
-        "data": of_data(inputs),
+        "data": hash_data(inputs),
         "weights": {account.name: _of_weights(account.arm, saved) for account in inputs.accounts},
     }
 
@@ -51,7 +51,7 @@ def changed_code(before: Mapping[str, Any], code: Mapping[str, str]) -> str | No
     )
 
 
-def of_data(inputs: Inputs) -> dict[str, str]:
+def hash_data(inputs: Inputs) -> dict[str, str]:
     """Return the SHA-256 hashes of a run's data, by split (train, test, public)."""
     data = inputs.data
     splits = {"train": (data.train_images, data.train_labels), "test": (data.test_images, data.test_labels)}
@@ -66,7 +66,7 @@ def of_data(inputs: Inputs) -> dict[str, str]:
 def changed_data(before: Mapping[str, Any], inputs: Inputs) -> list[str]:
     """Return the data splits whose samples or labels differ from the hashes in an environment.json `before`."""
     known = before.get("hashes", {}).get("data", {})
-    return [name for name, found in of_data(inputs).items() if known.get(name, found) != found] if known else []
+    return [name for name, found in hash_data(inputs).items() if known.get(name, found) != found] if known else []
 
 
 @cache

@@ -30,7 +30,7 @@ class LocalSweep:
 
         Raises `UserError` for options that need Ray Tune.
         """
-        section = swept(recorder.scenario)
+        section = get_sweep_section(recorder.scenario)
         for name, value in (("scheduler", section.scheduler), ("trackers", section.trackers)):
             if value:
                 raise UserError(
@@ -65,16 +65,16 @@ def _search(recorder: SweepRecorder, objectives: Sequence[str]) -> None:
 
 def _play_setting(recorder: SweepRecorder, setting: Mapping[str, Any]) -> dict[str, float]:
     """Run a setting's repeats and return its objectives; empty if a repeat failed."""
-    trials, played = trials_of(setting), []
+    trials, played = make_trials(setting), []
     try:
         for one in trials:
             run = recorder.folder.trial(f"{TRIALS}/{one.name}")
-            runner.launch_in(run, scenario_of(recorder.scenario, one), local, Progress())
+            runner.launch_in(run, make_trial_scenario(recorder.scenario, one), local, Progress())
             played.append(outcomes.outcomes(run))
     except Exception as error:
-        if exit_of(error) != "failed":
+        if classify_exit(error) != "failed":
             raise  # quitting a debugger stops the sweep
         recorder.end(trials, f"{type(error).__name__}: {error}")
         return {}
     recorder.end(trials, None)
-    return objectives_of(played, swept(recorder.scenario).objectives)
+    return measure_objectives(played, get_sweep_section(recorder.scenario).objectives)

@@ -37,7 +37,9 @@ def unreachable(scenario: Scenario, undeclared: Undeclared | None = None) -> lis
     """Return one line for each reason why an arm with defences can only have the verdict "leaks" or "not measured"."""
     document = scenario.model_dump(mode="json")
     reasons: dict[str, dict[str, None]] = {}
-    for one in run_findings(document, list(_rows(scenario, undeclared or {})), criterion=Criterion.of("pixels", None)):
+    for one in run_findings(
+        document, list(_rows(scenario, undeclared or {})), criterion=Criterion.from_modality("pixels", None)
+    ):
         if one.state in (State.INCONCLUSIVE, State.NOT_MEASURED) and one.doubt and (why := _why(one.doubt)):
             reasons.setdefault(why, {})[one.arm] = None
     return [

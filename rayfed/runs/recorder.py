@@ -92,8 +92,8 @@ class RunRecorder:
         self._judge(reports)
 
     def _note_end(self, error: BaseException) -> None:
-        state = exits.exit_of(error)
-        message = f"{type(error).__name__}: {error}" if state == "failed" else exits.describe_error(error)
+        state = exits.classify_exit(error)
+        message = f"{type(error).__name__}: {error}" if state == "failed" else exits.describe_interruption(error)
         trace = traceback.format_exc() if state == "failed" and not isinstance(error, UserError) else message
         with self._not_hiding_the_first():
             self.line(trace)
@@ -106,7 +106,7 @@ class RunRecorder:
 
     def _status(self, state: exits.Exit, error: str | None = None) -> None:
         rounds = {"rounds_done": self._done, "rounds": self._rounds}
-        said = {"error": error and plain(error), "advice": exits.advice(state, self._kind)}
+        said = {"error": error and plain(error), "advice": exits.advise_on_state(state, self._kind)}
         status = {"kind": self._kind, "state": state, **rounds, **self._weights, **said}
         self._folder.write_text("status.json", json.dumps(status, indent=2))
 

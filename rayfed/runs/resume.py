@@ -21,7 +21,7 @@ from rayfed.store.folder import SCENARIO, RunFolder
 Document = Mapping[str, Any]
 
 
-def what_counts(scenario: Scenario) -> dict[str, Any]:
+def select_determining_fields(scenario: Scenario) -> dict[str, Any]:
     """Return the fields of a scenario that determine a run's results, in JSON form.
 
     It omits names, output folders and the handling of failed clients, which are listed in the table `clients`. Actors
@@ -70,7 +70,11 @@ def check_same(folder: RunFolder, saved: Checkpoint | None, scenario: Scenario, 
     """
     if saved is None or not saved.scenario:
         return
-    played, before, now = saved.round + 1, _without_families(saved.scenario), _without_families(what_counts(scenario))
+    played, before, now = (
+        saved.round + 1,
+        _without_families(saved.scenario),
+        _without_families(select_determining_fields(scenario)),
+    )
     system = scenario.federation.system
     edited = f"{SCENARIO} or its file of devices" if system and system.file else SCENARIO
     where = f"{folder.url}: {edited} was edited after round {saved.round}"
@@ -108,7 +112,7 @@ def check_attacked(run: str, saved: Checkpoint, scenario: Scenario) -> None:
     """Raise `RunError` if the scenario has other clients or arms than the run whose weights are attacked."""
     if not saved.scenario:
         return
-    ours, theirs = (_without_attacks(document) for document in (what_counts(scenario), saved.scenario))
+    ours, theirs = (_without_attacks(document) for document in (select_determining_fields(scenario), saved.scenario))
     if ours["arms"]:
         theirs = {**theirs, "arms": {name: arm for name, arm in theirs["arms"].items() if name in ours["arms"]}}
     if ours != theirs:
@@ -134,7 +138,7 @@ def format_differences(begun: Document, now: Document) -> str:
     """Return the fields that differ between two scenarios, with both values, as comma-separated text."""
     texts = []
     for difference in compare_documents([begun, now]):
-        before, after = (value_text(value) or "not set" for value in difference.values)
+        before, after = (scenario_value_text(value) or "not set" for value in difference.values)
         texts.append(f"{difference.path} was {before} and is {after}")
     return ", ".join(texts)
 
@@ -179,9 +183,9 @@ def with_key(scenario: Scenario, folder: RunFolder, saved: Checkpoint | None) ->
     """
     if not scenario.privacy.secure:
         return scenario
-    if key := run_key.load(folder):
+    if key := run_key.load_key(folder):
         return scenario.with_run_key(key)
-    if saved and finished(folder):
+    if saved and is_finished(folder):
         raise RunError(
             f"{folder.url}: all {saved.round + 1} rounds are finished; nothing to resume. No rounds can be added, "
             f"because the key of this run (privacy.secure) was deleted at its end"
@@ -194,6 +198,6 @@ def with_key(scenario: Scenario, folder: RunFolder, saved: Checkpoint | None) ->
     return scenario
 
 
-def finished(folder: RunFolder) -> bool:
+def is_finished(folder: RunFolder) -> bool:
     """Return whether a run has finished and the run's report was written."""
     return folder.exists("report.html") and folder.read_mapping("status.json")["state"] == "finished"

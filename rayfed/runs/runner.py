@@ -38,7 +38,7 @@ from rayfed.simulation.small_batches import check_batches
 from rayfed.simulation.tables import RoundTables
 from rayfed.store import checkpoint, exits, run_key
 from rayfed.store.folder import SCENARIO, RunFolder
-from rayfed.store.lease import holding
+from rayfed.store.lease import hold_lease
 from rayfed.store.schemas import TABLES
 
 _OTHER_DATA = (
@@ -65,7 +65,7 @@ def attack_once(federation: Federation, round: int, keep: Keep, seconds: float =
     """Run each attack of a round once, in at most `seconds`, and return the rows."""
     federation.attacks = replace(federation.attacks, seconds=seconds)
     arms = list(federation.arms)
-    return until_played(federation, round, lambda: Round(federation, round, arms).attack_alone(keep.write))
+    return rerun_until_complete(federation, round, lambda: Round(federation, round, arms).attack_alone(keep.write))
 
 
 def launch(scenario: Scenario, out: str | None, execution: Execution, progress: Progress) -> RunFolder:
@@ -77,7 +77,7 @@ def launch(scenario: Scenario, out: str | None, execution: Execution, progress: 
     _ = inputs.privacy  # raises errors of accounts and budgets before a folder is created
     _tell(progress, *check_batches(inputs), *unreachable(inputs.scenario, find_undeclared(inputs)))
     folder = RunFolder.create(out or scenario.output.folder, scenario.name)
-    with holding(folder, progress.note) as held:
+    with hold_lease(folder, progress.note) as held:
         checkpoint.begin(held)
         _describe(inputs, held, inputs.scenario)
         _play(inputs, held, execution, progress, None)
@@ -90,7 +90,7 @@ def launch_in(folder: RunFolder, scenario: Scenario, execution: Execution, progr
     The folder is taken over from a previous driver of the trial, even if that one is alive, because the sweep assigns
     the trials. Raises `RunError` if the trial has failed before, or if its finished rounds had another scenario.
     """
-    with holding(folder, progress.note, told=True) as held:
+    with hold_lease(folder, progress.note, told=True) as held:
         _launch_in(held, scenario, execution, progress)
 
 
@@ -105,7 +105,7 @@ def _launch_in(folder: RunFolder, scenario: Scenario, execution: Execution, prog
     inputs = prepare(scenario if over else with_key(scenario, folder, saved), gpus=gpus)
     check_same(folder, saved, inputs.scenario)
     if over:
-        run_key.remove(folder)  # the process may have died before deleting the key
+        run_key.remove_key(folder)  # the process may have died before deleting the key
         return
     _check_data(folder, saved, inputs)
     checkpoint.begin(folder)
@@ -126,7 +126,7 @@ def resume(path: str, execution: Execution, progress: Progress, extend: bool = F
             "`rayfed audit` again"
         )
     check_streams(folder)
-    with holding(folder, progress.note) as held:
+    with hold_lease(folder, progress.note) as held:
         _resume(held, execution, progress, extend)
     return folder
 
@@ -137,8 +137,8 @@ def _resume(folder: RunFolder, execution: Execution, progress: Progress, extend:
     inputs = prepare(with_key(scenario, folder, saved), gpus=gpus_of_run(saved, scenario, execution))
     check_same(folder, saved, inputs.scenario, extend)
     rounds = max(inputs.limits.values())
-    if saved and saved.round + 1 >= rounds and finished(folder):
-        run_key.remove(folder)  # the process may have died before deleting the key
+    if saved and saved.round + 1 >= rounds and is_finished(folder):
+        run_key.remove_key(folder)  # the process may have died before deleting the key
         raise RunError(
             f"{folder.url}: all {rounds} rounds are finished; nothing to resume. To add rounds, raise "
             f"federation.rounds in the run's {SCENARIO}, then `rayfed resume {folder.url} --extend`"
@@ -246,7 +246,7 @@ def _attack_in_new(
     attack_round: AttackRound,
 ) -> RunFolder:
     folder = RunFolder.create(out or inputs.scenario.output.folder, inputs.scenario.name)
-    with holding(folder, progress.note) as held:
+    with hold_lease(folder, progress.note) as held:
         _describe(inputs, held, inputs.scenario)
         _attack(inputs, held, attacked, execution, progress, attack_round)
     return folder
@@ -286,7 +286,7 @@ def _attack(
         begun = initial_weights(inputs.scenario.model_dump(mode="json"))
         recorder.line(f"attacked the weights of round {round}: {attacked.words or begun}")
         progress.round_done([], tables.attacks, tables.inferences)
-        check_bounds(folder)
+        check_proved_bounds(folder)
 
 
 def _trained(run: str) -> checkpoint.Checkpoint:
@@ -329,10 +329,10 @@ def _play(
     """Run the rounds after the checkpoint, update the folder's status and log, and write the report."""
     _ = inputs.privacy  # raises errors of accounts before a key is stored or a process started
     first, rounds = saved.round + 1 if saved else 0, max(inputs.limits.values())
-    counts = what_counts(inputs.scenario)
+    counts = select_determining_fields(inputs.scenario)
     secure = inputs.scenario.privacy.secure
     if secure:
-        run_key.save(folder, inputs.scenario.run_key)
+        run_key.save_key(folder, inputs.scenario.run_key)
     recorder = RunRecorder(folder, "training", rounds)
     progress = recorder.logging(progress)
     with (
@@ -348,12 +348,12 @@ def _play(
             )
             _tell(progress, *federation.aborted, joined())
             if round + 1 == rounds:
-                check_bounds(folder)  # before the next line, in which a scheduler may stop the run
+                check_proved_bounds(folder)  # before the next line, in which a scheduler may stop the run
             progress.round_done(tables.rounds, tables.attacks, tables.inferences)
         if first == rounds:  # the driver died between its last round and this check
-            check_bounds(folder)
+            check_proved_bounds(folder)
     if secure:
-        run_key.remove(folder)
+        run_key.remove_key(folder)
 
 
 def _play_round(federation: Federation, round: int, limits: Mapping[str, int]) -> RoundTables:
@@ -361,7 +361,7 @@ def _play_round(federation: Federation, round: int, limits: Mapping[str, int]) -
     arms = [arm for arm, limit in limits.items() if round < limit]
     every = federation.scenario.federation.evaluate_every
     due = [arm for arm in arms if (round + 1) % every == 0 or round + 1 == limits[arm]]
-    return until_played(federation, round, lambda: Round(federation, round, arms).play(due))
+    return rerun_until_complete(federation, round, lambda: Round(federation, round, arms).play(due))
 
 
 def _account(inputs: Inputs, folder: RunFolder, recorder: RunRecorder, progress: Progress) -> None:
@@ -404,7 +404,7 @@ def _federation(
     """
     scenario = inputs.scenario
     with execution(inputs, progress) as executor:
-        made_of = {"hashes": hashes(inputs, saved)}
+        made_of = {"hashes": hash_inputs(inputs, saved)}
         before = folder.read_mapping(ENVIRONMENT) if folder.exists(ENVIRONMENT) else {}
         changed = changed_code(before, made_of["hashes"]["code"])
         record = MachineRecord(folder, scenario, {**executor.environment(), **made_of})

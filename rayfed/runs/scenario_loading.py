@@ -11,11 +11,11 @@ from rayfed.core.files import find_in
 from rayfed.errors import UserError
 from rayfed.scenario import Scenario, dotted_paths
 from rayfed.scenario import load as load_scenario
-from rayfed.scenario.components import named
+from rayfed.scenario.components import expand_component
 from rayfed.store.folder import SCENARIO, RunFolder
 
 
-def load(path: Path, changes: Sequence[str], remark: Callable[[str], None]) -> Scenario:
+def load_scenario_file(path: Path, changes: Sequence[str], remark: Callable[[str], None]) -> Scenario:
     """Load a scenario file; relative paths are resolved in the file's folder or the current folder."""
     search_beside(path)
     return load_scenario(path, list(changes), remark)
@@ -27,7 +27,7 @@ def search_beside(path: Path) -> None:
     registry.search(str(path.resolve().parent))
 
 
-def dotted(name: str) -> str:
+def to_dotted_path(name: str) -> str:
     """Convert a name of the form `FILE.py:Name` to a dotted path, and make the file importable; keep other names."""
     match = registry.FILE_PATH.fullmatch(name)
     if match is None:
@@ -40,10 +40,10 @@ def dotted(name: str) -> str:
 
 def loss_section(value: Any) -> dict[str, Any]:
     """Return the scenario section `loss` for a name or a mapping. Raises `UserError` for any other value."""
-    value = named(value)
+    value = expand_component(value)
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise UserError(f"loss: found '{value}'; give a name, or {{name: NAME, FIELD: VALUE}}")
-    return {**value, "name": dotted(value["name"])}
+    return {**value, "name": to_dotted_path(value["name"])}
 
 
 def search_where(run: str) -> None:

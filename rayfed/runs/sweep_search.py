@@ -16,7 +16,7 @@ from rayfed.evidence.outcomes import table_value
 from rayfed.metrics.measures import MEASURES
 from rayfed.scenario import Scenario, Sweep
 from rayfed.scenario.sweep import Range
-from rayfed.scenario.trials import fields_of
+from rayfed.scenario.trials import select_fields
 
 STUDY = "rayfed"
 
@@ -49,7 +49,7 @@ def search(scenario: Scenario, tried: Mapping[int, TriedSetting], begun: int) ->
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     better = [MEASURES[name].higher_is_better for name in scenario.sweep.objectives]
     directions = [StudyDirection.MAXIMIZE if higher else StudyDirection.MINIMIZE for higher in better]
-    sampler = optuna.samplers.TPESampler(seed=seeds.number(scenario.seed, "search", len(tried)) % 2**32)
+    sampler = optuna.samplers.TPESampler(seed=seeds.derive_integer(scenario.seed, "search", len(tried)) % 2**32)
     storage = optuna.storages.InMemoryStorage()
     study = optuna.create_study(storage=storage, study_name=STUDY, directions=directions, sampler=sampler)
     for index in range(begun):
@@ -66,7 +66,7 @@ class _Space:
 
     def __call__(self, trial: optuna.Trial) -> dict[str, Any]:
         arm = trial.suggest_categorical("arm", self.scenario.written_arms)
-        values = {path: _suggested(trial, path, v) for path, v in fields_of(self.scenario, arm).items()}
+        values = {path: _suggested(trial, path, v) for path, v in select_fields(self.scenario, arm).items()}
         return {"index": trial.number, "arm": arm, "values": values, "repeats": list(range(self.sweep.repeats))}
 
 
@@ -89,7 +89,7 @@ def _distribution(values: list[Any] | Range) -> BaseDistribution:
 
 
 def _known(scenario: Scenario, tried: TriedSetting) -> FrozenTrial:
-    fields = fields_of(scenario, tried.arm)
+    fields = select_fields(scenario, tried.arm)
     params = {
         _name(path): _index(values, tried.values[path]) if isinstance(values, list) else tried.values[path]
         for path, values in fields.items()

@@ -23,7 +23,7 @@ from rayfed.simulation.progress import SweepProgress
 from rayfed.store import exits, run_key
 from rayfed.store.arms import name_pairs
 from rayfed.store.folder import RunFolder
-from rayfed.store.lease import holding
+from rayfed.store.lease import hold_lease
 
 if TYPE_CHECKING:
     from rayfed.runs.sweep_search import Search, TriedSetting
@@ -54,7 +54,7 @@ def sweep(scenario: Scenario, out: str | None, execution: SweepExecution, progre
     trials = _planned(scenario)
     scenario = with_devices(scenario, execution.num_gpus(scenario))
     files = RunFolder.create(out or scenario.output.folder, scenario.name)
-    with holding(files, progress.note) as held:
+    with hold_lease(files, progress.note) as held:
         held.write_text("scenario.yaml", scenario.dump())
         held.write_text(BEGUN, json.dumps(_what_counts(scenario), indent=2))
         if scenario.sweep and not scenario.sweep.fields:  # the check does not cover varied fields
@@ -72,7 +72,7 @@ def resume(path: str, failed: bool, execution: SweepExecution, progress: SweepPr
     """
     folder = SweepFolder.open(path)
     check_streams(folder.files)
-    with holding(folder.files, progress.note) as held:
+    with hold_lease(folder.files, progress.note) as held:
         _resume(SweepFolder(held), failed, execution, progress)
     return folder
 
@@ -102,31 +102,33 @@ def _resume(folder: SweepFolder, failed: bool, execution: SweepExecution, progre
 def _what_counts(scenario: Scenario) -> dict[str, Any]:
     """Return the part of a sweep's scenario that determines trials and results, except their number, as JSON."""
     free = {"samples", "max_concurrent", "trackers"}
-    return what_counts(scenario) | {"sweep": json.loads(swept(scenario).model_dump_json(exclude=free))}
+    return select_determining_fields(scenario) | {
+        "sweep": json.loads(get_sweep_section(scenario).model_dump_json(exclude=free))
+    }
 
 
 def _planned(scenario: Scenario) -> list[Trial] | None:
     """Check the swept values, and return all trials; None if Optuna chooses them."""
     check_arithmetic(scenario.resources.deterministic)
-    if swept(scenario).search != "optuna":
-        return planned(scenario)
+    if get_sweep_section(scenario).search != "optuna":
+        return plan_trials(scenario)
     require_extra("search", "`sweep.search: optuna`", "optuna")
     check_values(scenario)
     return None
 
 
-def swept(scenario: Scenario) -> Sweep:
+def get_sweep_section(scenario: Scenario) -> Sweep:
     """Return the section `sweep` of a scenario, which must have this section."""
     assert scenario.sweep is not None
     return scenario.sweep
 
 
-def trials_of(setting: Mapping[str, Any]) -> list[Trial]:
+def make_trials(setting: Mapping[str, Any]) -> list[Trial]:
     """Return the trials of one setting of a sweep, one trial per repeat, from the setting's JSON form."""
     return [Trial(setting["index"], setting["arm"], setting["values"], repeat) for repeat in setting["repeats"]]
 
 
-def objectives_of(runs: Sequence[Sequence[Mapping[str, Any]]], objectives: Sequence[str]) -> dict[str, float]:
+def measure_objectives(runs: Sequence[Sequence[Mapping[str, Any]]], objectives: Sequence[str]) -> dict[str, float]:
     """Return the measured objectives of a setting: the values under the strongest attack, averaged over the repeats."""
     means = {
         name: estimate([outcomes.for_the_attacker([row.get(name) for row in rows], name) for rows in runs])
@@ -156,7 +158,7 @@ class SweepRecorder:
         done = {row["trial"] for row in self.rows}
         if self.trials is not None:
             return sum(trial.name not in done for trial in self.trials)
-        return max(0, (swept(self.scenario).samples or 0) - len({name.partition("-")[0] for name in done}))
+        return max(0, (get_sweep_section(self.scenario).samples or 0) - len({name.partition("-")[0] for name in done}))
 
     @property
     def settings(self) -> list[dict[str, Any]]:
@@ -178,12 +180,12 @@ class SweepRecorder:
         """Return the total number of trials of the sweep."""
         if self.trials is not None:
             return len(self.trials)
-        return (swept(self.scenario).samples or 0) * swept(self.scenario).repeats
+        return (get_sweep_section(self.scenario).samples or 0) * get_sweep_section(self.scenario).repeats
 
     def starting(self, machine: Mapping[str, object], where: str) -> None:
         """Write the sweep's environment.json, and report the start of the sweep."""
         note_environment(self.folder.files, self.scenario, machine)
-        left = self.left * (swept(self.scenario).repeats if self.trials is None else 1)
+        left = self.left * (get_sweep_section(self.scenario).repeats if self.trials is None else 1)
         self.progress.starting(self.scenario, self.folder, where, left, len({row["trial"] for row in self.rows}))
 
     @contextmanager
@@ -195,8 +197,8 @@ class SweepRecorder:
         except LeaseError:
             raise  # another driver owns the folder
         except BaseException as error:
-            state = exits.exit_of(error)
-            self._status(state, plain(str(error)) if state == "failed" else exits.describe_error(error))
+            state = exits.classify_exit(error)
+            self._status(state, plain(str(error)) if state == "failed" else exits.describe_interruption(error))
             raise
         self._status("finished")
 
@@ -205,7 +207,7 @@ class SweepRecorder:
         for one in repeats:
             rows = self._outcome(one, error)
             if rows[0]["status"] != "failed":  # failed trials may be rerun, which needs the key
-                run_key.remove(self.folder.trial(rows[0]["run"]))
+                run_key.remove_key(self.folder.trial(rows[0]["run"]))
             self.rows = [row for row in self.rows if row["trial"] != one.name] + rows
             self.progress.trial_done(one, rows)
         self.rows.sort(key=lambda row: (*map(int, row["trial"].split("-")), row["attack"] or ""))
@@ -215,7 +217,7 @@ class SweepRecorder:
 
     def _all_else(self, row: Any) -> Any:
         """Return the repeat, and the swept values other than the arm's defences."""
-        owned = [(path, *self.scenario.owner_of(path)) for path in swept(self.scenario).fields]
+        owned = [(path, *self.scenario.owner_of(path)) for path in get_sweep_section(self.scenario).fields]
         mine = _arms_by_name(self.scenario).get(row["arm"], row["arm"])
         values = [(rest, str(row.get(path))) for path, arm, rest in owned if arm in (None, mine)]
         return row["repeat"], tuple(sorted(value for value in values if not value[0].startswith("defences")))
@@ -239,7 +241,7 @@ class SweepRecorder:
 
     def _status(self, state: exits.Exit, error: str | None = None) -> None:
         done = len({row["trial"] for row in self.rows})
-        said = {"error": error, "advice": exits.advice(state, "sweep"), "unplayed": self._unplayed()}
+        said = {"error": error, "advice": exits.advise_on_state(state, "sweep"), "unplayed": self._unplayed()}
         status = {"kind": "sweep", "state": state, "trials_done": done, "trials": self.total, **said}
         self.folder.files.write_text("status.json", json.dumps(status, indent=2))
 
@@ -258,16 +260,16 @@ def _tried(scenario: Scenario, rows: Sequence[dict[str, Any]]) -> dict[int, Trie
     """Return the results for Optuna: index of a setting -> values and objectives, if all repeats finished."""
     from rayfed.runs.sweep_search import TriedSetting
 
-    objectives, arms = swept(scenario).objectives, _arms_by_name(scenario)
+    objectives, arms = get_sweep_section(scenario).objectives, _arms_by_name(scenario)
     settings: dict[int, dict[str, list[dict[str, Any]]]] = {}
     for row in rows:
         settings.setdefault(int(row["trial"].partition("-")[0]), {}).setdefault(row["trial"], []).append(row)
     found = {}
     for index, repeats in settings.items():
-        judged = objectives_of(list(repeats.values()), objectives)
+        judged = measure_objectives(list(repeats.values()), objectives)
         every = [row for trial in repeats.values() for row in trial]
         if len(judged) == len(objectives) and all(row["status"] == "finished" for row in every):
             arm = arms.get(every[0]["arm"], every[0]["arm"])
-            values = {path: every[0].get(path) for path in fields_of(scenario, arm)}
+            values = {path: every[0].get(path) for path in select_fields(scenario, arm)}
             found[index] = TriedSetting(arm, values, [judged[name] for name in objectives])
     return found

@@ -161,7 +161,7 @@ _SOURCES = {"hf": "path", "timm": "arch", "torchvision": "arch"}
 """Sources of models written as `SOURCE:NAME` -> field that takes NAME."""
 
 
-def sourced(value: Any) -> Any:
+def expand_model(value: Any) -> Any:
     """Expand the short name of a model: `hf:FOLDER` to `{name: hf, path: FOLDER}`, `timm:NAME` likewise with `arch`."""
     if not isinstance(value, str | dict):
         return value
@@ -175,11 +175,11 @@ def sourced(value: Any) -> Any:
 def write_out_models(document: dict[str, Any]) -> None:
     """Expand the short names of the models of a scenario and its arms (such as `hf:FOLDER`), in place."""
     if "model" in document:
-        document["model"] = sourced(document["model"])
+        document["model"] = expand_model(document["model"])
     arms = document.get("arms")
     for arm in arms.values() if isinstance(arms, dict) else ():
         if isinstance(arm, dict) and "model" in arm:
-            arm["model"] = sourced(arm["model"])
+            arm["model"] = expand_model(arm["model"])
 
 
 class ModelSpec(ComponentSpec):
@@ -201,7 +201,7 @@ class ModelSpec(ComponentSpec):
     @model_validator(mode="before")
     @classmethod
     def _written_out(cls, value: Any) -> Any:
-        return sourced(value)
+        return expand_model(value)
 
     @property
     def title(self) -> str:
@@ -217,9 +217,9 @@ class LossSpec(ComponentSpec):
 
     def build(self) -> Loss:
         """Build the loss from its name and parameters."""
-        from rayfed.core.losses import build  # imports PyTorch, which reading a scenario does not need
+        from rayfed.core.losses import make_loss  # imports PyTorch, which reading a scenario does not need
 
-        return build(self.name, self.parameters)
+        return make_loss(self.name, self.parameters)
 
 
 class AttackSpec(ComponentSpec):
@@ -287,9 +287,9 @@ class AttackSpec(ComponentSpec):
         return {name: registry.find("grants", name)() for name in self.knowledge}
 
 
-def named(value: Any) -> Any:
+def expand_component(value: Any) -> Any:
     """Expand the short form of a component: `fedavg` to `{name: fedavg}`."""
     return {"name": value} if isinstance(value, str) else value
 
 
-Short = BeforeValidator(named)
+Short = BeforeValidator(expand_component)

@@ -14,7 +14,7 @@ from rayfed.core.documents import Place
 from rayfed.core.files import local_path
 from rayfed.errors import UserError
 from rayfed.metrics.known import default_names, default_success, metrics_of
-from rayfed.scenario.components import ComponentSpec, ModelSpec, named, sourced
+from rayfed.scenario.components import ComponentSpec, ModelSpec, expand_component, expand_model
 from rayfed.scenario.problems import Problem
 from rayfed.scenario.sections import Scenario
 
@@ -23,7 +23,7 @@ def with_metrics(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return a scenario document with the default metrics for its data's modality; unchanged if a field is invalid."""
     from rayfed.samples import dataset_modality  # imports PyTorch, which the schema does not need
 
-    data, metrics = named(document.get("data")), document.get("metrics") or {}
+    data, metrics = expand_component(document.get("data")), document.get("metrics") or {}
     name = data.get("name") if isinstance(data, dict) else None
     if not isinstance(name, str) or not isinstance(metrics, dict):
         return dict(document)
@@ -43,7 +43,7 @@ def with_tokenizer(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return a scenario document in which a text data set without a tokeniser uses the model's tokeniser."""
     from rayfed.data.tokens import has_tokenizer
 
-    data, model = named(document.get("data")), sourced(document.get("model"))
+    data, model = expand_component(document.get("data")), expand_model(document.get("model"))
     if not (isinstance(data, dict) and isinstance(model, dict) and model.get("name") == "hf"):
         return dict(document)
     try:
@@ -69,7 +69,7 @@ _OF_TASKS = {"causal_lm": "causal_lm", "masked_lm": "masked_lm", "token_classifi
 
 def with_loss(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return a scenario document with the default loss for its Hugging Face task or masks, unless a loss is set."""
-    model = sourced(document.get("model"))
+    model = expand_model(document.get("model"))
     task = model.get("task") if isinstance(model, dict) and model.get("name") == "hf" else None
     loss = _OF_TASKS.get(str(task)) or ("place_cross_entropy" if _has_masks(document) else None)
     if document.get("loss") is not None or loss is None:
@@ -79,7 +79,7 @@ def with_loss(document: Mapping[str, Any]) -> dict[str, Any]:
 
 def _has_masks(document: Mapping[str, Any]) -> bool:
     """Return whether the data of a document have one class per pixel (segmentation)."""
-    data = named(document.get("data"))
+    data = expand_component(document.get("data"))
     try:
         target = registry.find("datasets", str(data.get("name"))) if isinstance(data, dict) else None
     except UserError:  # the check of components reports it

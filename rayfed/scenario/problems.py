@@ -25,7 +25,7 @@ from rayfed.scenario.components import (
     PartitionSpec,
     ProtectionSpec,
     Section,
-    named,
+    expand_component,
 )
 from rayfed.scenario.sections import ArmSpec, Augment, Scenario, Schedule, Training
 from rayfed.scenario.system import System
@@ -55,7 +55,7 @@ class Problem:
         return f"{self.message}{': ' * bool(self.wanted)}{self.wanted}"
 
 
-def repeated(found: Sequence[tuple[Place, int]]) -> Iterator[Problem]:
+def find_repeated_keys(found: Sequence[tuple[Place, int]]) -> Iterator[Problem]:
     """Yield a problem for each duplicate key of a YAML document, because YAML silently keeps only the last."""
     first: dict[Place, int] = {}
     repeated: set[Place] = set()
@@ -200,7 +200,7 @@ def _rules(path: Place, section: Any) -> Iterator[tuple[Place, type[ComponentSpe
 def component_problems(raw: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield a problem for each unknown component and each invalid parameter of a component."""
     for path, spec, value in specs(raw):
-        value = named(value)
+        value = expand_component(value)
         if not isinstance(value, dict) or not isinstance(value.get("name"), str):
             continue  # the check of the schema reports it
         try:
@@ -237,7 +237,7 @@ def _wanted(target: Any, place: Place) -> str:
     return f"{said[:1].lower()}{said[1:]}"
 
 
-def without(document: Mapping[str, Any], places: Iterable[Place]) -> Scenario | None:
+def drop_invalid(document: Mapping[str, Any], places: Iterable[Place]) -> Scenario | None:
     """Return a scenario with only the valid fields of a document; None if too few fields are valid.
 
     The sections of the fields in `places` are removed, and reading them raises `AttributeError`. Thus checks of other

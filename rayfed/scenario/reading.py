@@ -12,11 +12,18 @@ from rayfed.core.documents import Place, read_yaml
 from rayfed.core.shipped import scenario_names
 from rayfed.errors import ScenarioError, nearest
 from rayfed.registry import DOTTED_PATH, FILE_PATH
-from rayfed.scenario.components import sourced, write_out_models
+from rayfed.scenario.components import expand_model, write_out_models
 from rayfed.scenario.inputs import Note, find_inputs
 from rayfed.scenario.modalities import modality_problems, with_loss, with_metrics, with_tokenizer
 from rayfed.scenario.paths import put
-from rayfed.scenario.problems import JOINT, Problem, component_problems, repeated, schema_problems, without
+from rayfed.scenario.problems import (
+    JOINT,
+    Problem,
+    component_problems,
+    drop_invalid,
+    find_repeated_keys,
+    schema_problems,
+)
 from rayfed.scenario.sections import Scenario
 from rayfed.scenario.sweep_problems import sweep_problems
 
@@ -35,7 +42,7 @@ def load(source: str | Path, changes: Sequence[str] = (), note: Note = lambda _:
     find_inputs(raw, (Path(source).resolve().parent, here), note)
     changed = _change(raw, changes)
     find_inputs(raw, (here,))
-    return check(raw, str(source), dict(found), tuple(repeated(found)), changed)
+    return check(raw, str(source), dict(found), tuple(find_repeated_keys(found)), changed)
 
 
 def read_text(source: str | Path) -> str:
@@ -61,7 +68,7 @@ def dotted_paths(text: str, changes: Sequence[str] = ()) -> list[str]:
     except ValueError:
         return []  # `parse` reports it
     found = {text for value in values for text in _texts(value) if any(p.fullmatch(text) for p in _CODE)}
-    return sorted(text for text in found if sourced(text) == text)
+    return sorted(text for text in found if expand_model(text) == text)
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -75,7 +82,7 @@ def _texts(value: Any) -> Iterator[str]:
 def parse(text: str, origin: str = "scenario", changes: Sequence[str] = ()) -> Scenario:
     """Parse and check a scenario's text, and return the scenario; relative paths are not resolved."""
     raw, found = _document(text, origin)
-    return check(raw, origin, dict(found), tuple(repeated(found)), _change(raw, changes))
+    return check(raw, origin, dict(found), tuple(find_repeated_keys(found)), _change(raw, changes))
 
 
 def has_form(text: str, changes: Sequence[str] = ()) -> bool:
@@ -136,7 +143,7 @@ def check(
     problems = [*schema_problems(document), *component_problems(document)]
     wrong = bool(problems or known)
     whole = with_loss(with_metrics(with_tokenizer(document)))
-    scenario = without(whole, [problem.path for problem in problems]) if wrong else Scenario.model_validate(whole)
+    scenario = drop_invalid(whole, [problem.path for problem in problems]) if wrong else Scenario.model_validate(whole)
     if scenario is not None:
         problems += _together(scenario, partial=wrong)
     if scenario is None or problems or known:
@@ -151,7 +158,7 @@ def _together(scenario: Scenario, partial: bool) -> list[Problem]:
     for check_together in (*JOINT, modality_problems, sweep_problems):
         try:
             found.extend(check_together(scenario))
-        except AttributeError:  # the check reads a removed field, see `without`
+        except AttributeError:  # the check reads a removed field, see `drop_invalid`
             if not partial:
                 raise
     return found

@@ -29,7 +29,7 @@ from rayfed.scenario.components import (
 )
 from rayfed.scenario.sweep import Sweep
 from rayfed.scenario.system import System
-from rayfed.store.arms import name_arm, name_pairs, owner_of
+from rayfed.store.arms import find_owner, name_arm, name_pairs
 from rayfed.store.schemas import VERSUS
 
 if TYPE_CHECKING:
@@ -416,12 +416,12 @@ class Scenario(Section):
 
     def secret(self, *purpose: int | str) -> bytes:
         """Return the clients' secret for a purpose, 32 bytes. Servers and attackers receive only single secrets."""
-        from rayfed.core.seeds import derived  # imports PyTorch, which reading a scenario does not need
+        from rayfed.core.seeds import derive_bytes  # imports PyTorch, which reading a scenario does not need
 
         if not self.privacy.secure:
-            return derived(self.seed, *purpose)
+            return derive_bytes(self.seed, *purpose)
         assert len(self._run_key) == 32, "a secure scenario without a key"
-        return derived(self._run_key, *purpose)
+        return derive_bytes(self._run_key, *purpose)
 
     def generator(self, *purpose: int | str) -> torch.Generator:
         """Return the random generator for a purpose, such as the noise of a client's defences in a round."""
@@ -447,7 +447,7 @@ class Scenario(Section):
 
     def owner_of(self, path: str) -> tuple[str | None, str]:
         """Return the arm that a field belongs to (None: all arms), and the field's path within the arm."""
-        return owner_of(path, self.arms)
+        return find_owner(path, self.arms)
 
     def model_with(self, own: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of the scenario's model, updated by the `model` fields of an arm.

@@ -37,7 +37,7 @@ class Trial:
         return f"{self.index:04d}-{self.repeat}"
 
 
-def planned(scenario: Scenario) -> list[Trial]:
+def plan_trials(scenario: Scenario) -> list[Trial]:
     """Return all trials of a sweep by grid or random search, without duplicate settings.
 
     Raises `ScenarioError` with all problems of a setting whose values are invalid in the scenario.
@@ -51,19 +51,19 @@ def planned(scenario: Scenario) -> list[Trial]:
         for repeat in range(sweep.repeats)
     ]
     for trial in trials[:: sweep.repeats]:
-        scenario_of(scenario, trial)
+        make_trial_scenario(scenario, trial)
     return trials
 
 
 def check_values(scenario: Scenario) -> None:
     """Raise `ScenarioError` if a listed value, or an end of a range, of a swept field is invalid in the scenario."""
     for arm in scenario.written_arms:
-        for path, values in fields_of(scenario, arm).items():
+        for path, values in select_fields(scenario, arm).items():
             for value in values if isinstance(values, list) else [_as(values, values.low), _as(values, values.high)]:
-                scenario_of(scenario, Trial(0, arm, {path: value}, 0))
+                make_trial_scenario(scenario, Trial(0, arm, {path: value}, 0))
 
 
-def largest(scenario: Scenario) -> list[Trial]:
+def plan_largest(scenario: Scenario) -> list[Trial]:
     """Return trials of all arms together with the largest number of each swept field, for measuring memory.
 
     Values that are not numbers are all included, in each combination. If a search tries fewer settings than there are
@@ -90,7 +90,7 @@ def _largest(values: list[Any] | Range) -> list[Any]:
     return [value for value in values if type(value) not in (int, float)] + ([max(numbers)] if numbers else [])
 
 
-def scenario_of(scenario: Scenario, trial: Trial) -> Scenario:
+def make_trial_scenario(scenario: Scenario, trial: Trial) -> Scenario:
     """Return the scenario of one trial of a sweep, with the trial's arm, field values and seed.
 
     Raises `ScenarioError` if the values are invalid in the scenario.
@@ -107,7 +107,7 @@ def scenario_of(scenario: Scenario, trial: Trial) -> Scenario:
     return check(document, f"sweep trial with {_said(trial)}")
 
 
-def fields_of(scenario: Scenario, arm: str) -> dict[str, list[Any] | Range]:
+def select_fields(scenario: Scenario, arm: str) -> dict[str, list[Any] | Range]:
     """Return the swept fields that affect an arm, by path: fields of this arm, and fields of all arms."""
     return {path: v for path, v in _sweep(scenario).fields.items() if scenario.owner_of(path)[0] in (None, arm)}
 
@@ -120,7 +120,7 @@ def _sweep(scenario: Scenario) -> Sweep:
 
 def _grid(scenario: Scenario) -> Iterator[tuple[str, Values]]:
     for arm in scenario.written_arms:
-        fields = {path: v for path, v in fields_of(scenario, arm).items() if not isinstance(v, Range)}
+        fields = {path: v for path, v in select_fields(scenario, arm).items() if not isinstance(v, Range)}
         for chosen in product(*fields.values()):
             yield arm, dict(zip(fields, chosen, strict=True))
 
@@ -130,7 +130,7 @@ def _draws(scenario: Scenario, samples: int) -> Iterator[tuple[str, Values]]:
     arms = scenario.written_arms
     for index in range(samples):
         arm = arms[index % len(arms)]
-        yield arm, {path: _draw(values, generator) for path, values in fields_of(scenario, arm).items()}
+        yield arm, {path: _draw(values, generator) for path, values in select_fields(scenario, arm).items()}
 
 
 def _draw(values: list[Any] | Range, generator: np.random.Generator) -> Any:

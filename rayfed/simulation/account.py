@@ -15,7 +15,7 @@ from rayfed.defences.order import broken_by
 from rayfed.errors import UserError
 from rayfed.models.build import moves_buffers
 from rayfed.privacy.accountant import CONVERSIONS, Guarantee, guarantee
-from rayfed.privacy.printing import at_least, at_most
+from rayfed.privacy.printing import format_lower, format_upper
 from rayfed.privacy.spending import ClientWork, PrivacySetting, Spending
 from rayfed.privacy.tradeoff import PRIORS, TradeOff
 from rayfed.protections.base import Protection
@@ -103,7 +103,7 @@ class Account:
         if low == 0:
             raise UserError(
                 f"privacy.budget: the first round of arm '{self.name}' spends an epsilon of "
-                f"{at_most(self.epsilon(1))}, more than {budget:g}: raise the budget, or add more noise"
+                f"{format_upper(self.epsilon(1))}, more than {budget:g}: raise the budget, or add more noise"
             )
         return low
 
@@ -125,7 +125,7 @@ class Account:
 
     def _bounds(self, spent: Spending) -> dict[str, float]:
         """Return the bounds on reconstruction and membership inference that the releases imply, as shares."""
-        curve = TradeOff.of(spent.releases, self.scenario.privacy.accountant)
+        curve = TradeOff.from_releases(spent.releases, self.scenario.privacy.accountant)
         return {f"rero_{n}": curve.at_most(1 / n) for n in PRIORS} | {"advantage": curve.advantage}
 
     def proved(self, attack: AttackSpec, trained: int) -> list[dict[str, Any]]:
@@ -173,11 +173,11 @@ class Account:
                 return None
             [release] = answer.releases
             extra = replace(release, count=release.count * beside)
-            return TradeOff.of(spent.releases, used).after([extra]), spent
+            return TradeOff.from_releases(spent.releases, used).after([extra]), spent
         own = trained and attack.averages == 1 and not hasattr(registry.find("attacks", attack.name), "tamper")
         works = tuple(replace(work, rounds=work.rounds + (0 if own else beside)) for work in setting.clients)
         spent = defence.spends(replace(setting, clients=works))
-        return None if spent is None else (TradeOff.of(spent.releases, used), spent)
+        return None if spent is None else (TradeOff.from_releases(spent.releases, used), spent)
 
     def _caveat(self, spent: Spending) -> str | None:
         """Return a warning if a valid guarantee's delta is too large, else None."""
@@ -185,9 +185,9 @@ class Account:
         if spent.delta * units < 1:
             return None
         return (
-            f"delta {at_most(spent.delta)} is at least 1/{units}, one over the number of {spent.unit}s: even a "
+            f"delta {format_upper(spent.delta)} is at least 1/{units}, one over the number of {spent.unit}s: even a "
             f"mechanism that publishes each {spent.unit} with probability delta satisfies this; set delta well below "
-            f"{at_least(1 / units, 2)}"
+            f"{format_lower(1 / units, 2)}"
         )
 
     def check(self) -> None:

@@ -149,7 +149,7 @@ def scorer(scenario: Scenario, data: Dataset) -> Scorer:
     """Return the scorer of reconstructions, with the scenario's metrics and the metrics that verdicts need."""
     asked, form = scenario.metrics, data.sample.modality
     of_masks = ["mask_iou"] if data.has_places and form == "pixels" else []
-    names = tuple(dict.fromkeys([*asked.names, *Criterion.of(form, None).names, *of_masks]))
+    names = tuple(dict.fromkeys([*asked.names, *Criterion.from_modality(form, None).names, *of_masks]))
     networks = asked.lpips_weights, asked.evaluator, asked.recogniser
     return Scorer(names, *networks, data.classes, data.sample, _others(data))
 
@@ -269,12 +269,12 @@ def _dealt(scenario: Scenario, data: Dataset) -> tuple[Parts, Parts]:
             f"partition '{scenario.partition.name}' splits by class, but the labels of data '{scenario.data.name}' are "
             f"{has}: use iid or quantity"
         )
-    parts = Parts.of(partition.split(data.groups[0], scenario.federation.clients, generator))
+    parts = Parts.from_indices(partition.split(data.groups[0], scenario.federation.clients, generator))
     _check_dealt(scenario, parts.sizes)
     if not (share := scenario.federation.validation):
-        return parts, Parts.of([])
+        return parts, Parts.from_indices([])
     held = [hold_out(part, data.groups[0], share) for part in parts]
-    return Parts.of(trained for trained, _ in held), Parts.of(kept for _, kept in held)
+    return Parts.from_indices(trained for trained, _ in held), Parts.from_indices(kept for _, kept in held)
 
 
 def _check_dealt(scenario: Scenario, sizes: np.ndarray) -> None:

@@ -23,7 +23,7 @@ def name_pairs(arms: Iterable[str], opponents: Iterable[str]) -> list[tuple[str,
     return [(f"{arm}{VERSUS}{opponent}", (arm, opponent)) for arm in arms for opponent in opponents]
 
 
-def owner_of(path: str, arms: Iterable[str]) -> tuple[str | None, str]:
+def find_owner(path: str, arms: Iterable[str]) -> tuple[str | None, str]:
     """Return the arm that a field belongs to (None: all arms), and the field's path within the arm."""
     for arm in sorted(arms, key=len, reverse=True):  # `a.b` before `a`
         if path.startswith(f"arms.{arm}."):

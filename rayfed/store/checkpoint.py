@@ -15,10 +15,10 @@ from typing import Any
 
 from rayfed.errors import RunError
 from rayfed.store import client_states, history
-from rayfed.store.client_states import State, damaged, verified
+from rayfed.store.client_states import State, damage_error, read_verified
 from rayfed.store.folder import RunFolder
 from rayfed.store.history import FOLDER, History, pointer
-from rayfed.store.states import packed
+from rayfed.store.states import serialise_state
 
 _FILE = re.compile(r"[\w.-]+\.pt", re.ASCII)
 
@@ -43,7 +43,7 @@ class Checkpoint:
 
 def begin(folder: RunFolder) -> None:
     """Make this driver's checkpoint files the only valid ones, and remove the files of unfinished saves."""
-    found = history.begin(folder)
+    found = history.register_driver(folder)
     _tidy(folder, found)
     folder.tidy()
     client_states.tidy(folder, found)
@@ -54,28 +54,28 @@ def save(folder: RunFolder, checkpoint: Checkpoint) -> None:
 
     Raises `TypeError` for a state that cannot be serialised, `RunError` if the checkpoint cannot be written.
     """
-    server = packed(checkpoint.server, "server")
+    server = serialise_state(checkpoint.server, "server")
     digest = sha256(server).hexdigest()
     file = f"round-{checkpoint.round:05d}{folder.tag}.server.{digest[:8]}.pt"
     before = _before(folder, checkpoint.round)
     clients, replaced = dict(before.clients), []
     for arm, states in checkpoint.clients.items():
         if states:
-            seals, olds = client_states.write(folder, arm, checkpoint.round, states, before)
+            seals, olds = client_states.write_states(folder, arm, checkpoint.round, states, before)
             clients[arm] = {**clients.get(arm, {}), **seals}
             replaced += olds
     folder.write_bytes(f"{FOLDER}/{file}", server)
     pair = {"file": file, "sha256": digest}
     parts = _parts(before, checkpoint)
     now = History(checkpoint.round, before.drivers, pair, clients, parts, checkpoint.scenario)
-    history.write(folder, now)
+    history.write_history(folder, now)
     _tidy(folder, now)
-    client_states.remove(folder, replaced)
+    client_states.remove_states(folder, replaced)
 
 
 def _before(folder: RunFolder, round: int) -> History:
     """Return the history before a round is saved; raises `RunError` if it is not this driver's."""
-    found = history.read(folder)
+    found = history.read_history(folder)
     if folder.lease and (found is None or found.round + 1 != round):
         folder.check()
         last = "no round" if found is None else f"round {found.round} as the last one"
@@ -91,7 +91,7 @@ def load(folder: RunFolder) -> Checkpoint | None:
 
     Raises `RunError` naming the file that is missing or damaged.
     """
-    found = history.read(folder)
+    found = history.read_history(folder)
     if found is None and folder.parts("rounds"):
         raise RunError(
             f"'{folder.url}/{FOLDER}/latest.json' is missing, but the run has finished rounds: restore the file from a "
@@ -99,10 +99,10 @@ def load(folder: RunFolder) -> Checkpoint | None:
         )
     if found is None or found.server is None:
         return None
-    client_states.check(folder, found)
+    client_states.check_states(folder, found)
     if not _FILE.fullmatch(found.server["file"]):  # it might lead out of the folder
-        raise damaged(folder, f"{FOLDER}/latest.json")
-    state = verified(folder, f"{FOLDER}/{found.server['file']}", found.server["sha256"])
+        raise damage_error(folder, f"{FOLDER}/latest.json")
+    state = read_verified(folder, f"{FOLDER}/{found.server['file']}", found.server["sha256"])
     return Checkpoint(found.round, state, scenario=found.scenario)
 
 
@@ -112,9 +112,9 @@ def load_states(folder: RunFolder, arm: str, clients: Iterable[int], before: int
     Only the latest states are stored. Raises `RunError` naming a missing or damaged file, or if the run has continued
     since that round.
     """
-    found = history.read(folder) or History()
+    found = history.read_history(folder) or History()
     try:
-        states = client_states.read(folder, arm, clients, found)
+        states = client_states.read_states(folder, arm, clients, found)
     except RunError:
         _check_still(folder, before)
         raise
@@ -127,7 +127,7 @@ def _check_still(folder: RunFolder, before: int) -> None:
 
     Raises `LeaseError` in the run's own driver if another driver has taken over and continued.
     """
-    round = (history.read(folder) or History()).round
+    round = (history.read_history(folder) or History()).round
     if round + 1 != before:
         folder.check()
     if round + 1 > before:

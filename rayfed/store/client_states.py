@@ -68,21 +68,21 @@ class Version:
         return f"{FOLDER}/{_bucket(arm, self.client)}/{self.name}"
 
 
-def read(folder: RunFolder, arm: str, clients: Iterable[int], history: History) -> dict[int, State]:
+def read_states(folder: RunFolder, arm: str, clients: Iterable[int], history: History) -> dict[int, State]:
     """Return the latest stored states of some clients of an arm.
 
     Raises `RunError` naming a damaged file, or the folder of a lost one.
     """
 
     def state(version: Version) -> State:
-        return verified(folder, version.path(arm), version.digest)
+        return read_verified(folder, version.path(arm), version.digest)
 
     counted = _counted(folder, arm, clients, history)
     versions = [counted[client][-1] for client in clients if client in counted]
     return dict(zip((v.client for v in versions), _all(state, versions), strict=True))
 
 
-def write(
+def write_states(
     folder: RunFolder, arm: str, round: int, states: Mapping[int, State], before: History
 ) -> tuple[dict[str, Seal], list[str]]:
     """Write some clients' states after a round, and return the new checksums and the replaced files.
@@ -90,11 +90,11 @@ def write(
     Remove the replaced files after the history is saved. Raises `TypeError` for a state that cannot be serialised,
     `RunError` if an earlier state is lost.
     """
-    from rayfed.store.states import packed  # imports PyTorch, which `holds_any` does not need
+    from rayfed.store.states import serialise_state  # imports PyTorch, which `holds_any` does not need
 
     make_private(folder)
     counted = _counted(folder, arm, states, before)
-    files = {client: packed(state, f"clients[{arm!r}][{client}]") for client, state in states.items()}
+    files = {client: serialise_state(state, f"clients[{arm!r}][{client}]") for client, state in states.items()}
     news = [Version(client, round, folder.token, sha256(data).hexdigest()) for client, data in files.items()]
     _all(lambda v: folder.write_bytes(v.path(arm), files[v.client]), news)
     seals = dict(before.clients.get(arm, {}))
@@ -106,7 +106,7 @@ def write(
     return changed, [old.path(arm) for client in states for old in counted.get(client, [])]
 
 
-def remove(folder: RunFolder, names: Iterable[str]) -> None:
+def remove_states(folder: RunFolder, names: Iterable[str]) -> None:
     """Remove clients' state files that newer versions replaced."""
     _all(folder.remove, names)
 
@@ -125,7 +125,7 @@ def holds_any(folder: RunFolder) -> bool:
     return any(folder.files(f"{FOLDER}/{bucket}") for bucket in folder.folders(FOLDER))
 
 
-def check(folder: RunFolder, history: History) -> None:
+def check_states(folder: RunFolder, history: History) -> None:
     """Raise `RunError` unless all valid files of clients' states exist; their content is not read."""
     for arm, seals in history.clients.items():
         listed = _all(lambda bucket: _listed(folder, bucket, history), seals)
@@ -141,23 +141,23 @@ def tidy(folder: RunFolder, history: History) -> None:
                 folder.remove(f"{FOLDER}/{bucket}/{name}")
 
 
-def verified(folder: RunFolder, name: str, digest: str) -> dict[Any, Any]:
+def read_verified(folder: RunFolder, name: str, digest: str) -> dict[Any, Any]:
     """Return the state in a file of a checkpoint; raise `RunError` if the file's SHA-256 differs."""
-    from rayfed.store.states import unpacked
+    from rayfed.store.states import deserialise_state
 
     data = folder.read_bytes(name)
     if sha256(data).hexdigest() != digest:
-        raise damaged(folder, name)
+        raise damage_error(folder, name)
     try:
-        state = unpacked(data)
+        state = deserialise_state(data)
     except Exception as error:  # torch's unpickler can raise any exception for a foreign file
-        raise damaged(folder, name) from error
+        raise damage_error(folder, name) from error
     if not isinstance(state, dict):
-        raise damaged(folder, name)
+        raise damage_error(folder, name)
     return state
 
 
-def damaged(folder: RunFolder, name: str) -> RunError:
+def damage_error(folder: RunFolder, name: str) -> RunError:
     """Return the error for a file of a checkpoint that has changed since it was written."""
     return RunError(
         f"the checkpoint '{folder.url}/{name}' is damaged; restore the file from a copy, or launch "

@@ -19,7 +19,7 @@ RunKind = Literal["training", "attack"]
 """Kind of a run; only training can be resumed."""
 
 
-def exit_of(error: BaseException) -> Exit:
+def classify_exit(error: BaseException) -> Exit:
     """Return the exit state of a run that ended with an exception."""
     if isinstance(error, LeaseError):
         return "fenced"
@@ -28,9 +28,9 @@ def exit_of(error: BaseException) -> Exit:
     return "interrupted" if isinstance(error, KeyboardInterrupt | BdbQuit | SystemExit) else "failed"
 
 
-def describe_error(error: BaseException) -> str:
+def describe_interruption(error: BaseException) -> str:
     """Return the description of the signal or interruption that ended a run."""
-    return str(error) if isinstance(error, Killed) else exit_of(error)
+    return str(error) if isinstance(error, Killed) else classify_exit(error)
 
 
 def status(files: Files) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def is_complete(found: Mapping[str, Any]) -> bool:
     return found.get("state") == "finished" or (played and found.get("state") == "interrupted")
 
 
-def advice(state: str, kind: str | None, run: str = "RUN") -> str:
+def advise_on_state(state: str, kind: str | None, run: str = "RUN") -> str:
     """Return advice on how to continue after a run or sweep in a given state; `run` is the run's name in commands."""
     again = f"`rayfed resume {run}` continues after the last complete round"
     if kind == "attack":

@@ -25,7 +25,7 @@ from fsspec.utils import get_protocol
 
 from rayfed.core.documents import read_json, read_yaml
 from rayfed.errors import RunError, require_extra
-from rayfed.store.shapes import check_shape
+from rayfed.store.shapes import check_document_shape
 
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}\.tmp", re.ASCII)
 
@@ -90,13 +90,13 @@ class Files:
 
     def exists(self, name: str) -> bool:
         """Return whether a file exists in the folder."""
-        with explained("look into", self._url(name), "check the address and your access rights"):
+        with explain_errors("look into", self._url(name), "check the address and your access rights"):
             self.fs.invalidate_cache()  # object stores remember listings; another process may have written since
             return bool(self.fs.exists(self._path(name)))
 
     def read_bytes(self, name: str) -> bytes:
         """Read a whole file as bytes; raise `RunError` if that fails."""
-        with explained("read", self._url(name), "check that the run folder is complete and that you can read it"):
+        with explain_errors("read", self._url(name), "check that the run folder is complete and that you can read it"):
             return bytes(self.fs.cat_file(self._path(name)))
 
     def write_bytes(self, name: str, data: bytes, private: bool = False) -> None:
@@ -106,7 +106,7 @@ class Files:
         """
         self.check()
         path = self._path(name)
-        with explained("write", self._url(name), "check whether the disk is full or read-only"):
+        with explain_errors("write", self._url(name), "check whether the disk is full or read-only"):
             self.fs.makedirs(path.rpartition("/")[0], exist_ok=True)
             if isinstance(self.fs, LocalFileSystem):
                 _replace(Path(path), data, 0o600 if private else 0o666)
@@ -129,7 +129,7 @@ class Files:
         """
         self.check()
         path = self._path(name)
-        with explained("write", self._url(name), "check whether the disk is full or read-only"):
+        with explain_errors("write", self._url(name), "check whether the disk is full or read-only"):
             self.fs.makedirs(path.rpartition("/")[0], exist_ok=True)
             try:
                 if isinstance(self.fs, LocalFileSystem):
@@ -148,7 +148,7 @@ class Files:
         Raises `RunError` if it cannot be created.
         """
         self.check()
-        with explained("create the folder", self._url(folder), "check whether the disk is full or read-only"):
+        with explain_errors("create the folder", self._url(folder), "check whether the disk is full or read-only"):
             self.fs.makedirs(self._path(folder), exist_ok=True)
             if isinstance(self.fs, LocalFileSystem):
                 Path(self._path(folder)).chmod(0o700)
@@ -166,7 +166,7 @@ class Files:
             text = self.read_text(name)
             value = read_json(text) if name.endswith(".json") else read_yaml(text)[0]
             if isinstance(value, dict):
-                check_shape(name, value)
+                check_document_shape(name, value)
         except ValueError as error:
             raise RunError(f"'{self._url(name)}' cannot be read: {error}; restore the file from a copy") from error
         if not isinstance(value, dict):
@@ -183,7 +183,7 @@ class Files:
     def remove(self, name: str) -> None:
         """Delete a file if it exists; raise `RunError` if that fails."""
         self.check()
-        with explained("remove", self._url(name), "check your access rights"), suppress(FileNotFoundError):
+        with explain_errors("remove", self._url(name), "check your access rights"), suppress(FileNotFoundError):
             self.fs.rm_file(self._path(name))
 
     def files(self, folder: str) -> list[str]:
@@ -195,7 +195,7 @@ class Files:
         return self._names(folder, "directory")
 
     def _names(self, folder: str, type: str) -> list[str]:
-        with explained("list", self._url(folder), "check the address and your access rights"):
+        with explain_errors("list", self._url(folder), "check the address and your access rights"):
             self.fs.invalidate_cache()
             try:
                 entries = self.fs.ls(self._path(folder), detail=True)
@@ -215,11 +215,11 @@ def tag(token: int) -> str:
     return f"-{token}" if token > 1 else ""
 
 
-def located(path: str) -> tuple[AbstractFileSystem, str]:
+def locate(path: str) -> tuple[AbstractFileSystem, str]:
     """Return the fsspec file system of a local path or URL, and the path on that file system."""
     if get_protocol(path) in ("s3", "s3a"):
         require_extra("aws", path, "s3fs")
-    with explained("use", path, "give a local folder, or an fsspec URL whose package is installed"):
+    with explain_errors("use", path, "give a local folder, or an fsspec URL whose package is installed"):
         fs, root = url_to_fs(os.path.expanduser(path))
         return fs, root
 
@@ -253,7 +253,7 @@ def _replace(path: Path, data: bytes, mode: int) -> None:
 
 
 @contextmanager
-def explained(action: str, path: str, advice: str) -> Iterator[None]:
+def explain_errors(action: str, path: str, advice: str) -> Iterator[None]:
     """Convert file-system errors in the block to `RunError` with advice.
 
     Catches every exception, as the errors of object stores (missing credentials, unknown bucket) share no base class.

@@ -20,7 +20,7 @@ from fsspec.implementations.local import LocalFileSystem
 from rayfed.core.documents import dump_yaml
 from rayfed.errors import RunError, nearest
 from rayfed.store import history
-from rayfed.store.files import Files, explained, located, tag
+from rayfed.store.files import Files, explain_errors, locate, tag
 from rayfed.store.lease import CLAIM
 from rayfed.store.renamed import with_present_names
 from rayfed.store.schemas import TABLES
@@ -33,7 +33,7 @@ BY_ROUND = frozenset(name for name, schema in TABLES.items() if "round" in schem
 _PART = re.compile(r"part-(\d{5,})(?:-(\d+))?\.parquet")
 
 
-def table_of(content: bytes) -> pa.Table:
+def parse_table(content: bytes) -> pa.Table:
     """Return the Arrow table in the content of a Parquet file.
 
     The file is read in this thread. A thread of Arrow's pool that reads from a Python object aborts the process if the
@@ -54,11 +54,11 @@ class RunFolder(Files):
         different folders: object stores have no folders, so creation of the first file decides. Raises `RunError` if no
         folder can be created.
         """
-        fs, parent = located(out)
+        fs, parent = locate(out)
         stem = f"{parent.rstrip('/')}/{name}-{time or datetime.now():%Y%m%d-%H%M%S}"
         for number in count(1):
             folder = cls(fs, stem if number == 1 else f"{stem}-{number}")
-            with explained("create the run folder", folder.url, "choose another folder with --out"):
+            with explain_errors("create the run folder", folder.url, "choose another folder with --out"):
                 _check_bucket(fs, folder.root)
                 if fs.exists(folder.root) or not folder.claim(CLAIM, uuid4().hex.encode()):
                     continue
@@ -68,7 +68,7 @@ class RunFolder(Files):
     @classmethod
     def open(cls, path: str) -> RunFolder:
         """Return the run folder at a local path or fsspec URL; raise `RunError`, with similar names, without a run."""
-        fs, root = located(path)
+        fs, root = locate(path)
         folder = cls(fs, root.rstrip("/") or "/")
         if folder.exists(SCENARIO):
             return folder
@@ -84,7 +84,7 @@ class RunFolder(Files):
     @classmethod
     def at(cls, path: str) -> RunFolder:
         """Return the folder at a local path or fsspec URL, which need not contain a run yet."""
-        fs, root = located(path)
+        fs, root = locate(path)
         return cls(fs, root.rstrip("/") or "/")
 
     def scenario(self) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class RunFolder(Files):
         Settings that determine results come from the checkpoint, as the finished rounds used them; other settings come
         from the file, which may have been edited. Raises `RunError` if the file is damaged.
         """
-        written, finished = self.read_mapping(SCENARIO), history.read(self)
+        written, finished = self.read_mapping(SCENARIO), history.read_history(self)
         followed = {} if finished is None else {k: v for k, v in finished.scenario.items() if k != "resources"}
         partly: dict[str, Any] = {
             k: {**(written.get(k) or {}), **followed[k]} for k in ("federation", "metrics") if k in followed
@@ -143,7 +143,7 @@ class RunFolder(Files):
         latest part of each round. Raises `RunError` naming a missing part.
         """
         there = self._parts(table)
-        finished = history.read(self) if table in BY_ROUND else None
+        finished = history.read_history(self) if table in BY_ROUND else None
         if finished is None or finished.parts is None:
             return list({round: name for round, _, name in there}.values())
         names = [_part(table, round, finished.driver_of(round)) for round in finished.parts.get(table, [])]
@@ -169,7 +169,9 @@ class RunFolder(Files):
 
     def _read_part(self, name: str, schema: pa.Schema) -> pa.Table:
         try:
-            return checked(completed(with_present_names(table_of(self.read_bytes(name))), schema).cast(schema))
+            return check_table(
+                complete_table(with_present_names(parse_table(self.read_bytes(name))), schema).cast(schema)
+            )
         except (pa.ArrowException, OSError, ValueError) as error:
             raise RunError(
                 f"cannot read '{self._url(name)}': {error}; the file is damaged or from another version of rayfed: "
@@ -186,7 +188,7 @@ def _part(table: str, round: int, driver: int) -> str:
     return f"{table}/part-{round:05d}{tag(driver)}.parquet"
 
 
-def completed(table: pa.Table, schema: pa.Schema) -> pa.Table:
+def complete_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """Return a table with the schema's columns in order; columns that the file lacks are null."""
     for field in schema:
         if field.nullable and field.name not in table.column_names:
@@ -194,7 +196,7 @@ def completed(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return table.select(schema.names) if set(table.column_names) == set(schema.names) else table
 
 
-def checked(table: pa.Table) -> pa.Table:
+def check_table(table: pa.Table) -> pa.Table:
     """Return a table that was read from a file; raise `ValueError` for invalid text and forbidden nulls."""
     table.validate(full=True)
     for field in table.schema:

@@ -74,7 +74,7 @@ class History:
         return max((number for number, first in self.drivers if first <= round), default=1)
 
 
-def read(files: Files) -> History | None:
+def read_history(files: Files) -> History | None:
     """Return the history of a run folder, or None if the folder has no history; raise `RunError` for a damaged file."""
     name = _newest(files)
     if name is None:
@@ -90,7 +90,7 @@ def pointer(files: Files) -> str:
     return f"latest{files.tag}.json"
 
 
-def write(files: Files, history: History) -> None:
+def write_history(files: Files, history: History) -> None:
     """Write a run's history to the driver's file, which becomes the valid history."""
     document = vars(history) | {
         "clients": {arm: {k: str(v) for k, v in of.items()} for arm, of in history.clients.items()}
@@ -98,12 +98,12 @@ def write(files: Files, history: History) -> None:
     files.write_text(f"{FOLDER}/{pointer(files)}", json.dumps(document))
 
 
-def begin(files: Files) -> History:
+def register_driver(files: Files) -> History:
     """Register this driver as the driver that continues a run folder, and return the folder's history."""
-    found = read(files) or History(parts={})
+    found = read_history(files) or History(parts={})
     before = [driver for driver in found.drivers if driver[1] <= found.round and driver[0] != files.token]
     mine = replace(found, drivers=(*before, (files.token, found.round + 1)))
-    write(files, mine)
+    write_history(files, mine)
     return mine
 
 

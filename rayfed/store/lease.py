@@ -120,7 +120,7 @@ class Lease:
 
 
 @contextmanager
-def holding(folder: _F, note: Callable[[str], None], told: bool = False) -> Iterator[_F]:
+def hold_lease(folder: _F, note: Callable[[str], None], told: bool = False) -> Iterator[_F]:
     """Hold the lease of a folder during the block; writes through the yielded folder check the lease.
 
     If the previous driver has died, take the lease over and call `note`. If it is alive, raise `LeaseError`. With

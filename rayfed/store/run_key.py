@@ -13,13 +13,13 @@ FILE = f"{client_states.FOLDER}/run.key"
 _BYTES = 32
 
 
-def save(folder: RunFolder, key: bytes) -> None:
+def save_key(folder: RunFolder, key: bytes) -> None:
     """Write the key of a secure run to a folder that only the owner can read."""
     client_states.make_private(folder)
     folder.write_bytes(FILE, key, private=True)
 
 
-def load(folder: RunFolder) -> bytes | None:
+def load_key(folder: RunFolder) -> bytes | None:
     """Return the key of a secure run, or None if the run has no key; raise `RunError` if the key is damaged."""
     if not folder.exists(FILE):
         return None
@@ -31,7 +31,7 @@ def load(folder: RunFolder) -> bytes | None:
     return key
 
 
-def remove(folder: RunFolder) -> None:
+def remove_key(folder: RunFolder) -> None:
     """Remove the key of a secure run, so that the run's noise cannot be reproduced."""
     if folder.exists(FILE):
         folder.remove(FILE)

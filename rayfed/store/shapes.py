@@ -101,7 +101,7 @@ _DRIVER = re.compile(r"(?<=latest)-\d+(?=\.json$)", re.ASCII)
 """Number of the driver in a file's name."""
 
 
-def check_shape(name: str, value: Any) -> None:
+def check_document_shape(name: str, value: Any) -> None:
     """Raise `ValueError` unless a document has the structure that a run writes under the given name."""
     try:
         _PLAIN.validate_python(value)

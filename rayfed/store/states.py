@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 
-def packed(state: Any, where: str) -> bytes:
+def serialise_state(state: Any, where: str) -> bytes:
     """Serialise a state to bytes; raise `TypeError`, with the path to the value in `where`, for unsupported types."""
     buffer = BytesIO()
     torch.save(_plain(state, where), buffer)
     return buffer.getvalue()
 
 
-def unpacked(data: bytes) -> Any:
+def deserialise_state(data: bytes) -> Any:
     """Deserialise a state from bytes, with tensors on the CPU; no code in the bytes is executed."""
     return torch.load(BytesIO(data), map_location="cpu", weights_only=True)
 

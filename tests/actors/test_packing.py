@@ -28,8 +28,8 @@ from rayfed import scenario as scenarios
 from rayfed.aggregation.median import Median
 from rayfed.core.memory import SIMULATED_PEAK, Peak, keep_within, peak
 from rayfed.errors import ResourceError
-from rayfed.runs.resume import gpus_of_run, what_counts
-from rayfed.scenario.trials import largest
+from rayfed.runs.resume import gpus_of_run, select_determining_fields
+from rayfed.scenario.trials import plan_largest
 from rayfed.simulation.client import plan
 from rayfed.simulation.client.server_message import Sent
 from rayfed.simulation.executors.base import Call, Crashed, Done, Overdue
@@ -326,7 +326,7 @@ def test_a_sweep_measures_no_more_trials_than_it_has(samples: int, trials: int) 
         "federation.evaluate_clients": [True, False],
     }
     sweep = f"sweep: {json.dumps({'fields': values, 'search': 'random', 'samples': samples})}\n"
-    found = largest(scenarios.parse(TEXT + sweep))
+    found = plan_largest(scenarios.parse(TEXT + sweep))
     assert len(found) == trials
     for path, each in values.items():
         assert {repr(trial.values[path]) for trial in found} == {repr(value) for value in each}
@@ -360,8 +360,8 @@ def test_a_number_is_kept() -> None:
 def test_a_run_continues_on_the_device_that_it_began_on() -> None:
     here, there = (SimpleNamespace(num_gpus=lambda _, gpus=gpus: gpus) for gpus in (NONE, TWO))
     automatic = scenarios.parse(TEXT)
-    on_cpu = Checkpoint(0, {}, scenario=what_counts(with_devices(automatic, NONE)))
-    on_gpu = Checkpoint(0, {}, scenario=what_counts(automatic))
+    on_cpu = Checkpoint(0, {}, scenario=select_determining_fields(with_devices(automatic, NONE)))
+    on_gpu = Checkpoint(0, {}, scenario=select_determining_fields(automatic))
     assert gpus_of_run(on_cpu, automatic, there) == NONE
     assert gpus_of_run(on_gpu, automatic, there) == TWO
     assert gpus_of_run(None, automatic, there) == TWO

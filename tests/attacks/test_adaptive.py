@@ -20,7 +20,7 @@ from rayfed.attacks.sealed import attempt
 from rayfed.core.reasons import Reason
 from rayfed.defences.base import Defence, Task
 from rayfed.evidence.criteria import Criterion
-from rayfed.evidence.findings import findings
+from rayfed.evidence.findings import compute_findings
 from rayfed.evidence.verdicts import collect_evidence, run_findings
 from rayfed.gradients import flatten
 from rayfed.registry import component
@@ -227,7 +227,11 @@ def test_a_defence_whose_clean_values_nothing_explains_is_not_measured() -> None
     bare, informed = row("none", 1, 30.0, fit=0.0), {"knowledge": ["defence", "code"]}
 
     def state(*rows: dict[str, Any]) -> tuple[str, Reason | None]:
-        [found] = [one for one in findings([bare, *rows], Criterion.of("pixels", None)) if one.arm == "noise"]
+        [found] = [
+            one
+            for one in compute_findings([bare, *rows], Criterion.from_modality("pixels", None))
+            if one.arm == "noise"
+        ]
         return found.state, found.reason
 
     blind = row("noise", 1, 8.0, fit=0.9)

@@ -12,7 +12,7 @@ from rayfed.attacks.base import Reconstruction
 from rayfed.attacks.closed_form.buffers import Buffers
 from rayfed.core.reasons import Reason
 from rayfed.evidence.criteria import Criterion
-from rayfed.evidence.findings import findings
+from rayfed.evidence.findings import compute_findings
 from rayfed.update import LocalTraining
 from tests.helpers.attack_fixtures import observe, psnr, seeded
 from tests.helpers.audit_rows import row
@@ -91,9 +91,9 @@ def test_buffers_that_hold_a_sample_and_were_not_solved_are_no_answer() -> None:
     told = row(
         "noise", 1, 8.0, "buffers", identified=0.0, status="diverged", message=result.message, reason=result.reason
     )
-    criterion = Criterion.of("pixels", None)
+    criterion = Criterion.from_modality("pixels", None)
     for more, state in (([], "not reconstructed"), ([told], "inconclusive")):
-        [found] = [one for one in findings([*rows, *more], criterion, closed=["buffers"]) if one.arm == "noise"]
+        [found] = [one for one in compute_findings([*rows, *more], criterion, closed=["buffers"]) if one.arm == "noise"]
         assert found.state == state
 
 

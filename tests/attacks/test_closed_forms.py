@@ -26,7 +26,7 @@ from rayfed.attacks.closed_form.peel import Peel
 from rayfed.attacks.closed_form.probe import probe
 from rayfed.attacks.closed_form.ratios import pairs
 from rayfed.attacks.closed_form.spear import Spear
-from rayfed.core.shipped import shipped
+from rayfed.core.shipped import find_shipped
 from rayfed.models.build import build_model
 from rayfed.update import Named, Observation
 from tests.helpers.attack_fixtures import digit, observe, photo, psnr, seeded
@@ -197,7 +197,7 @@ def test_april_reads_torchvisions_transformer() -> None:
 @pytest.mark.parametrize(("options", "reads"), [({}, True), ({"token": False}, True), ({"learned": False}, False)])
 def test_april_reads_the_transformer_of_the_scenario(options: dict[str, bool], reads: bool) -> None:
     """Mean pooling hides nothing; of positions that nobody learns the slopes are not sent."""
-    model = build_model(registry.dotted(shipped("scenarios") / "vit.py", "Vit"), options, (3, 32, 32), 7, seed=0)
+    model = build_model(registry.dotted(find_shipped("scenarios") / "vit.py", "Vit"), options, (3, 32, 32), 7, seed=0)
     image = photo(60, 120)
     result = play(April(), model, image, torch.tensor([3]))
     assert (psnr(result.images, image) > 60) == reads

@@ -14,7 +14,7 @@ from rayfed import scenario as scenarios
 from rayfed.attacks.base import MaliciousServer, Reconstruction
 from rayfed.attacks.server import peftleak
 from rayfed.attacks.server.peftleak import PeftLeak
-from rayfed.core.shipped import shipped
+from rayfed.core.shipped import find_shipped
 from rayfed.defences.base import Batch, Task
 from rayfed.gradients import buffers_of, weights_of
 from rayfed.models.build import build_model
@@ -30,7 +30,7 @@ from rayfed.threat_model.observations import ObservationBuilder
 from rayfed.update import Observation
 from tests.helpers.images import large_digits
 
-ADAPTED = registry.dotted(shipped("scenarios") / "adapters.py", "AdaptedVit")
+ADAPTED = registry.dotted(find_shipped("scenarios") / "adapters.py", "AdaptedVit")
 AdaptedVit: Any = registry.find("models", ADAPTED)
 SMALL = {"patch": 7, "width": 96, "blocks": 4, "bottleneck": 32}
 SHAPE = (1, 28, 28)

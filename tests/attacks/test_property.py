@@ -117,7 +117,7 @@ def test_a_defended_client_sends_what_a_client_with_the_defences_does() -> None:
     found = DefendedClient(training, (Gaussian(sigma=0.1),), 1, 2).update(seen, net, images, labels, generator)
     generator, answers = torch.Generator().manual_seed(5), []
     for _ in range(2):
-        order = int.from_bytes(seeds.drawn(generator))
+        order = int.from_bytes(seeds.sample_key(generator))
         batch = Batch(images, labels, places=torch.arange(SIZE))
         task = Task(0, 0, net, seen.weights, seen.buffers, batch, generator, order, classes=10)
         answers.append(update_method(training, (Gaussian(sigma=0.1),))(task).tensors)

@@ -25,17 +25,17 @@ from rayfed.audits import run as engine
 from rayfed.audits.options import pipelines
 from rayfed.audits.plan import Plan
 from rayfed.audits.queue import pass_evaluations, pass_iterations, stages
-from rayfed.cli.options import of_fields
+from rayfed.cli.options import name_options
 from rayfed.core.reasons import Reason
 from rayfed.data.section import UserData
 from rayfed.errors import UserError
 from rayfed.evidence.criteria import Criterion
-from rayfed.evidence.findings import GRADIENT_FIT_TOL, findings
+from rayfed.evidence.findings import GRADIENT_FIT_TOL, compute_findings
 from rayfed.evidence.methods import METHODS, MOST, Method
 from rayfed.models.build import build_model
 from rayfed.models.describe import described
 from rayfed.registry import component
-from rayfed.results.loading import load
+from rayfed.results.loading import open_results
 from rayfed.runs import runner
 from rayfed.samples import Pixels
 from rayfed.simulation.executors.local import LocalExecutor, local
@@ -53,12 +53,12 @@ from tests.helpers.attack_fixtures import digit, observe
 from tests.helpers.audit_rows import row
 from tests.helpers.command import run
 
-IMAGES = Criterion.of("pixels", None)
+IMAGES = Criterion.from_modality("pixels", None)
 LOCAL = ("--executor", "local")
 
 
 def states(*rows: dict[str, Any]) -> dict[tuple[str, int], str]:
-    return {(f.arm, f.batch): f.state for f in findings(rows, IMAGES)}
+    return {(f.arm, f.batch): f.state for f in compute_findings(rows, IMAGES)}
 
 
 def plan(**changes: Any) -> Plan:
@@ -108,17 +108,17 @@ def test_a_leak_is_near_beyond_guessing_and_told_apart() -> None:
     assert not IMAGES.leaks(row("none", 1, 40.0, above_baseline=0.0))
     assert not IMAGES.leaks(row("none", 1, 40.0, identified=0.0))
     assert not IMAGES.leaks(row("none", 1, None))
-    assert Criterion.of("pixels", 30.0).leaks(row("none", 1, 31.0))
+    assert Criterion.from_modality("pixels", 30.0).leaks(row("none", 1, 31.0))
 
 
 def test_what_is_no_nearer_than_a_public_image_is_no_reconstruction_and_no_acquittal() -> None:
     assert IMAGES.leaks(row("none", 1, 20.0, above_public=1.0))
     assert not IMAGES.leaks(row("none", 1, 20.0, above_public=-1.0))
     rows = [row("none", 1, 30.0, above_public=9.0), row("x", 1, 20.0, above_public=-1.0)]
-    [found] = [f for f in findings(rows, IMAGES) if f.arm == "x"]
+    [found] = [f for f in compute_findings(rows, IMAGES) if f.arm == "x"]
     assert (found.state, found.reason) == ("inconclusive", Reason.PUBLIC_SAMPLE_AS_CLOSE)
     rows.append(row("x", 1, 18.0, above_public=2.0, sample=1))
-    [found] = [f for f in findings(rows, IMAGES) if f.arm == "x"]
+    [found] = [f for f in compute_findings(rows, IMAGES) if f.arm == "x"]
     assert (found.state, found.leaked, found.best, found.alike) == ("leaks", 1, 18.0, 1)
 
 
@@ -144,22 +144,24 @@ def test_a_state_is_as_strong_as_what_was_measured() -> None:
 def test_an_undefended_arm_says_what_leaked_behind_a_defence_and_what_that_attack_did_here(
     bare: list[dict[str, Any]], here: Elsewhere
 ) -> None:
-    none, x = findings([*bare, row("x", 1, 20.0)], IMAGES)
+    none, x = compute_findings([*bare, row("x", 1, 20.0)], IMAGES)
     assert none.state != "leaks", "what was not measured is not claimed"
     assert none.overtaken
     assert (none.overtaken.arm, none.overtaken.here) == ("x", here)
     assert x.overtaken is None
     for defended in (row("x", 1, 9.0), row("x", 4, 20.0)):
-        assert findings([*bare, defended], IMAGES)[0].overtaken is None, "nothing leaked behind it at this batch size"
+        assert compute_findings([*bare, defended], IMAGES)[0].overtaken is None, (
+            "nothing leaked behind it at this batch size"
+        )
     leaks = [row("none", 1, 30.0, "c"), *bare, row("x", 1, 20.0)]
-    assert findings(leaks, IMAGES)[0].overtaken is None, "it leaks here, too"
+    assert compute_findings(leaks, IMAGES)[0].overtaken is None, "it leaks here, too"
 
 
 def test_an_attack_that_works_undefended_and_failed_here_leaves_the_arm_unmeasured() -> None:
     bare = [row("none", 1, 40.0, "idlg batch 1, non-adaptive"), row("none", 1, 6.0, "analytic batch 1, non-adaptive")]
     closed = row("x", 1, 6.0, "analytic batch 1, non-adaptive")
     stopped = row("x", 1, None, "idlg batch 1, non-adaptive", status="failed", message="raised")
-    [found] = [f for f in findings([*bare, closed, stopped], IMAGES) if f.arm == "x"]
+    [found] = [f for f in compute_findings([*bare, closed, stopped], IMAGES) if f.arm == "x"]
     assert found.state == "not measured"
     assert [one[:3] for one in found.no_results] == [("idlg batch 1, non-adaptive", "failed", "raised")]
     assert states(*bare, closed)["x", 1] == "not measured", "an attack without a row has not answered"
@@ -180,18 +182,18 @@ def test_a_search_that_failed_leaves_an_arm_unmeasured_though_another_attack_wor
 
 def test_a_closed_form_is_known_by_its_label() -> None:
     found_nothing = row("none", 1, 6.0, "non-adaptive", status="diverged", message="nothing fits")
-    [unknown] = findings([found_nothing], IMAGES)
-    [known] = findings([found_nothing], IMAGES, closed=["non-adaptive"])
+    [unknown] = compute_findings([found_nothing], IMAGES)
+    [known] = compute_findings([found_nothing], IMAGES, closed=["non-adaptive"])
     assert (unknown.state, known.state) == ("not measured", "not reconstructed")
 
 
 def test_attacks_say_of_how_many_samples_they_find_without_a_defence() -> None:
     bare = [row("none", 4, 40.0 if sample == 2 else 8.0, sample=sample) for sample in range(4)]
     defended = [row("x", 4, 8.0, sample=sample) for sample in range(4)]
-    [found] = [f for f in findings([*bare, *defended], IMAGES) if f.arm == "x"]
+    [found] = [f for f in compute_findings([*bare, *defended], IMAGES) if f.arm == "x"]
     assert (found.state, found.shown) == ("not reconstructed", 1)
     every = [row("none", 4, 40.0, sample=sample) for sample in range(4)]
-    [found] = [f for f in findings([*every, *defended], IMAGES) if f.arm == "x"]
+    [found] = [f for f in compute_findings([*every, *defended], IMAGES) if f.arm == "x"]
     assert found.shown == found.samples == 4
 
 
@@ -204,7 +206,7 @@ def test_a_defence_is_shown_on_samples_that_leak_to_adaptive_attacks() -> None:
         for attack, more in (("a", {}), ("b", known))
         for sample in range(4)
     ]
-    [found] = [one for one in findings([*bare, *defended], IMAGES) if one.arm == "x"]
+    [found] = [one for one in compute_findings([*bare, *defended], IMAGES) if one.arm == "x"]
     assert (found.state, found.shown) == ("not reconstructed", 1)
 
 
@@ -217,7 +219,7 @@ def test_reasons_of_attacks_without_an_answer_stand_beside_every_state() -> None
     for bare, defended in ((30.0, 20.0), (30.0, 8.0), (8.0, 8.0)):
         silent = row("x", 1, None, "b", status="failed", message="raised")
         rows = [row("none", 1, bare), row("x", 1, defended), silent]
-        [found] = [f for f in findings(rows, IMAGES) if f.arm == "x"]
+        [found] = [f for f in compute_findings(rows, IMAGES) if f.arm == "x"]
         assert [one[:3] for one in found.no_results] == [("b", "failed", "raised")]
 
 
@@ -274,7 +276,7 @@ def audited(
     """Audit in this process, until the clock moves or with so many evaluations, and return the run's folder."""
     clock = clock or Clock()
     budget = engine.AuditBudget(Deadline(100.0, clock), evaluations)
-    [found] = engine.audit(planned, budget, local, lambda: nullcontext(clock), out=str(out), **more)
+    [found] = engine.run_audit(planned, budget, local, lambda: nullcontext(clock), out=str(out), **more)
     return found.folder
 
 
@@ -330,7 +332,7 @@ def test_an_audit_without_time_lists_what_was_not_run(tmp_path: Path) -> None:
     clock.time = 100.0
     folder = audited(small("columns", "inverting_gradients"), tmp_path, clock)
     assert {(row["status"], row["message"]) for row in rows_of(folder)} == {(UNPLAYED, WANT_OF_TIME)}
-    told = load(folder.url).table("verdicts").to_pylist()
+    told = open_results(folder.url).table("verdicts").to_pylist()
     assert [(row["arm"], row["verdict"]) for row in told] == [("none", "not measured"), ("x", "not measured")]
 
 
@@ -382,7 +384,7 @@ def test_a_closed_form_that_takes_a_tenth_of_the_time_is_cut_off_and_not_run_aga
     planned = small(methods=[Method(f"{__name__}:Endless"), Method("columns")], batches=[1, 2])
     began = monotonic()
     budget = engine.AuditBudget(Deadline(began + 9.0), None)
-    [found] = engine.audit(planned, budget, local, lambda: nullcontext(AuditProgress()), out=str(tmp_path))
+    [found] = engine.run_audit(planned, budget, local, lambda: nullcontext(AuditProgress()), out=str(tmp_path))
     rows = rows_of(found.folder)
     assert {row["status"] for row in rows if row["family"] != "columns"} == {UNPLAYED}
     assert UNPLAYED not in {row["status"] for row in rows if row["family"] == "columns"}
@@ -390,7 +392,7 @@ def test_a_closed_form_that_takes_a_tenth_of_the_time_is_cut_off_and_not_run_aga
 
 def test_what_never_applies_is_run_without_a_defence_only(tmp_path: Path) -> None:
     planned = small(methods=[Method(f"{__name__}:Inherent")], batches=[1, 2])
-    [found] = engine.audit(
+    [found] = engine.run_audit(
         planned, engine.AuditBudget(Deadline(0.0), 1), local, lambda: nullcontext(Clock()), out=str(tmp_path)
     )
     assert not found.applies
@@ -482,7 +484,7 @@ def test_no_more_observations_are_held_than_memory_is_set_aside_for(
 
 def test_an_attacker_that_could_not_do_what_its_name_says_shows_nothing() -> None:
     rows = [row("none", 1, 30.0), row("x", 1, 9.0, reason=Reason.UNDECLARED)]
-    [_, found] = findings(rows, IMAGES)
+    [_, found] = compute_findings(rows, IMAGES)
     assert found.state == "not measured"
     assert states(row("none", 1, 30.0), row("x", 1, 30.0, reason=Reason.UNDECLARED))["x", 1] == "leaks"
     fitted = row("x", 1, 9.0, message="soft labels were fitted")
@@ -502,7 +504,7 @@ def test_one_sentence_names_states_batches_and_the_attack() -> None:
         row("x", 1, 20.0, sample=1),
         row("x", 4, 8.0), row("x", 16, None, message="no head"),
     ]  # fmt: skip
-    found = {f.batch: f for f in findings(rows, IMAGES) if f.arm == "x"}
+    found = {f.batch: f for f in compute_findings(rows, IMAGES) if f.arm == "x"}
     assert {batch: one.state for batch, one in found.items()} == {
         1: "leaks",
         4: "not reconstructed",
@@ -516,7 +518,7 @@ def test_a_leak_hardly_above_guessing_says_how_far() -> None:
     rows = [row("x", 1, 16.0, victim=i, above_baseline=gain) for i, gain in enumerate((0.4, -0.5, 0.2, -0.5))]
     assert states(*rows) == {("x", 1): "leaks"}
     sure = [one | {"above_baseline": 1.0 + 0.1 * one["victim"]} for one in rows]
-    [found] = findings([*sure, *(one | {"attack": "b", "above_baseline": 0.1} for one in sure)], IMAGES)
+    [found] = compute_findings([*sure, *(one | {"attack": "b", "above_baseline": 0.1} for one in sure)], IMAGES)
     assert found.most == pytest.approx(1.3)
 
 
@@ -526,21 +528,21 @@ def test_a_finding_keeps_the_closest_of_each_twin() -> None:
         row("x", 1, 16.0, knowledge=["defence", "code"]),
         row("x", 1, 14.0, knowledge=["defence", "code", "labels"]),
     ]
-    [found] = findings(rows, IMAGES)
+    [found] = compute_findings(rows, IMAGES)
     assert dict(found.closest) == {(): 12.0, ("defence", "code"): 16.0, ("defence", "code", "labels"): 14.0}
     assert found.best == 16.0
 
 
 def test_the_closest_of_what_leaked_stands_beside_a_leak() -> None:
-    [found] = findings([row("x", 1, 16.0), row("x", 1, 40.0, "b", above_baseline=-1.0)], IMAGES)
+    [found] = compute_findings([row("x", 1, 16.0), row("x", 1, 40.0, "b", above_baseline=-1.0)], IMAGES)
     assert (found.state, found.best, found.by) == ("leaks", 16.0, ("a", ()))
 
 
 def test_a_near_reconstruction_that_is_no_leak_is_told_whatever_is_missing_beside_it() -> None:
     near, late = row("none", 1, 35.0, identified=0.0), row("none", 1, None, "b", status=UNPLAYED, message=WANT_OF_TIME)
-    [found] = findings([near, late], IMAGES)
+    [found] = compute_findings([near, late], IMAGES)
     assert (found.state, found.reason) == ("not measured", Reason.CLOSER_TO_ANOTHER_SAMPLE)
-    [found] = findings([row("none", 1, 8.0), late], IMAGES)
+    [found] = compute_findings([row("none", 1, 8.0), late], IMAGES)
     assert (found.state, found.reason) == ("not measured", None)
 
 
@@ -560,15 +562,15 @@ def test_an_attack_for_which_there_was_no_time_is_not_measured() -> None:
         "x", 1, None, "analytic batch 1, non-adaptive", status="not played", message="not enough time (about 4.0 s)"
     )
     late |= {"true_label": None, "distortion": None}
-    found = [f for f in findings([*bare, here, late], IMAGES) if f.arm == "x"]
+    found = [f for f in compute_findings([*bare, here, late], IMAGES) if f.arm == "x"]
     assert found[0].state == "not measured", "even where it does not leak without the defence"
     assert found[0].not_run == (NotRun("analytic batch 1, non-adaptive", ()),)
-    leaking = [f for f in findings([*bare, here | {"psnr": 20.0}, late], IMAGES) if f.arm == "x"]
+    leaking = [f for f in compute_findings([*bare, here | {"psnr": 20.0}, late], IMAGES) if f.arm == "x"]
     assert leaking[0].state == "leaks"
     adaptive = here | {"attack": "analytic batch 1, adaptive", "knowledge": ["defence", "code"]}
-    [told] = [f for f in findings([*bare, here, adaptive, late], IMAGES) if f.arm == "x"]
+    [told] = [f for f in compute_findings([*bare, here, adaptive, late], IMAGES) if f.arm == "x"]
     assert (told.state, len(told.not_run)) == ("not measured", 1)
-    [nothing] = [f for f in findings([*bare, late], IMAGES) if f.arm == "x"]
+    [nothing] = [f for f in compute_findings([*bare, late], IMAGES) if f.arm == "x"]
     assert nothing.state == "not measured"
     assert nothing.no_results == ()
 
@@ -689,7 +691,7 @@ def test_fields_are_told_as_options_and_names_of_files_are_not() -> None:
         "`data.public`, or `model.batch_norm: eval`": "--set data.public=VALUE, or --set model.batch_norm=eval",
         "runs/data.size.csv, data.size.csv and `size`": "runs/data.size.csv, data.size.csv and `size`",
     }.items():
-        assert of_fields(said) == told
+        assert name_options(said) == told
 
 
 SMALL = ("--data", "digits", "--size", "8", "--set", "data.train_samples=60", "--iterations", "20", *LOCAL)
@@ -698,7 +700,7 @@ SMALL = ("--data", "digits", "--size", "8", "--set", "data.train_samples=60", "-
 def _verdicts(folder: Path) -> list[dict[str, Any]]:
     """The verdicts of the only audit in a folder."""
     [run_folder] = folder.glob("audit-*")
-    found: list[dict[str, Any]] = load(str(run_folder)).table("verdicts").to_pylist()
+    found: list[dict[str, Any]] = open_results(str(run_folder)).table("verdicts").to_pylist()
     return found
 
 
@@ -770,8 +772,8 @@ def test_labels_of_a_batch_stand_beside_the_better_of_two_guesses() -> None:
         row("noise", 16, 8.0, sample=i, true_label=int(i < 9), label_accuracy=15 / 16, label_baseline=15 / 16)
         for i in range(16)
     ]
-    [found] = findings(rows, IMAGES)
-    [better] = findings([one | {"label_accuracy": 1.0} for one in rows], IMAGES)
+    [found] = compute_findings(rows, IMAGES)
+    [better] = compute_findings([one | {"label_accuracy": 1.0} for one in rows], IMAGES)
     assert found.labels
     assert better.labels
     assert (found.labels.beyond, better.labels.beyond) == (False, True)
@@ -791,7 +793,7 @@ def test_an_undefended_gradient_that_nothing_found_explains_is_inconclusive() ->
     assert states(leak, behind)["noise", 1] == "not reconstructed"
     alone = [row("noise", 1, 8.0, fit=0.9)]
     for changed, state in ((False, "inconclusive"), (True, "not reconstructed")):
-        [found] = findings(alone, IMAGES, undefended=["noise"], changed=changed)
+        [found] = compute_findings(alone, IMAGES, undefended=["noise"], changed=changed)
         assert found.state == state
     # a sample whose gradient could not be compared is not explained by another's
     assert states(row("none", 1, 8.0, fit=1e-6), row("none", 1, 8.0, fit=None, **other)) == {
@@ -799,7 +801,7 @@ def test_an_undefended_gradient_that_nothing_found_explains_is_inconclusive() ->
     }
     # nor where no answer could be
     assert states(row("none", 1, 8.0, fit=None)) == {("none", 1): "inconclusive"}
-    [found] = findings([row("none", 1, 8.0, fit=0.9)], IMAGES)
+    [found] = compute_findings([row("none", 1, 8.0, fit=0.9)], IMAGES)
     assert found.reason == Reason.NOT_CONVERGED
 
 
@@ -807,18 +809,18 @@ def test_an_undefended_gradient_that_nothing_found_explains_is_inconclusive() ->
 def test_tokens_that_come_near_do_not_explain_a_gradient(fit: float, state: str) -> None:
     """As those that `tag` finds where adapters or the head alone are trained, of which 3 % are right."""
     wrong = row("none", 1, None, status="ok", token_accuracy=0.03, above_baseline=-0.1, fit=fit)
-    assert [found.state for found in findings([wrong], Criterion.of("tokens", None))] == [state]
+    assert [found.state for found in compute_findings([wrong], Criterion.from_modality("tokens", None))] == [state]
 
 
 @pytest.mark.parametrize(("bag", "state"), [(0.95, "inconclusive"), (0.5, "not reconstructed")])
 def test_tokens_in_another_order_are_no_sign_that_a_text_is_hidden(bag: float, state: str) -> None:
     """A model that takes the mean of its words' vectors shows all words, and any order of them has its gradient."""
     found = row("none", 1, None, status="ok", token_accuracy=0.38, rouge1=bag, above_baseline=0.2, fit=0.0)
-    [finding] = findings([found], Criterion.of("tokens", None))
+    [finding] = compute_findings([found], Criterion.from_modality("tokens", None))
     assert finding.state == state
     assert (finding.reason == Reason.TOKENS_IN_ANOTHER_ORDER) == (bag > 0.9)
     part = {"parts_recovered": 0.38, "parts_baseline": 0.1, "parts_evidence": 50.0, "columns": None, "identified": 1.0}
-    [finding] = findings([found | part], Criterion.of("tokens", None))
+    [finding] = compute_findings([found | part], Criterion.from_modality("tokens", None))
     assert finding.state == "leaks"
     assert (finding.reason == Reason.TOKENS_IN_ANOTHER_ORDER) == (bag > 0.9)
 

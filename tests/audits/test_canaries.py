@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rayfed import scenario as scenarios
-from rayfed.audits.canaries import CanaryAudit, audited
+from rayfed.audits.canaries import CanaryAudit, audit_canaries
 from rayfed.cli import app
 from rayfed.defences.base import GradientMethod, Task
 from rayfed.defences.dp_fedavg import DpFedAvg
@@ -42,7 +42,7 @@ def spending(release: Release, delta: float = 1e-5) -> Spending:
 def one(defence: str, canaries: int = 1438, **changes: str) -> CanaryAudit:
     text = FEDERATION + f"arms: {{arm: [{defence}]}}\n"
     changed = [f"{key.replace('__', '.')}={value}" for key, value in changes.items()]
-    [found] = audited(prepare(scenarios.parse(text, changes=changed)), canaries)
+    [found] = audit_canaries(prepare(scenarios.parse(text, changes=changed)), canaries)
     return found
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rayfed import scenario
-from rayfed.core.shipped import scenario_names, shipped
+from rayfed.core.shipped import find_shipped, scenario_names
 from tests.helpers.command import run
 
 
@@ -61,7 +61,7 @@ def test_what_a_scenario_needs_comes_with_its_copy() -> None:
 
 
 def test_a_name_is_a_scenario_that_comes_with_rayfed_unless_a_file_has_it() -> None:
-    shipped_one = f"{shipped('scenarios') / 'toy.yaml'}: valid"
+    shipped_one = f"{find_shipped('scenarios') / 'toy.yaml'}: valid"
     Path("toy").mkdir()
     code, output = run("validate", "toy")
     assert (code, shipped_one in output, "note:" in output) == (0, True, False), output

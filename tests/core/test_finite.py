@@ -19,7 +19,7 @@ from rayfed.models.build import build_model
 from rayfed.models.evaluator import Evaluator
 from rayfed.models.pretrained import EVALUATOR, NetworkUnavailable, Origin, _save, load_evaluator
 from rayfed.samples import Pixels
-from rayfed.scenario.trials import check_values, planned
+from rayfed.scenario.trials import check_values, plan_trials
 from rayfed.update import list_nonfinite
 from tests.helpers.command import run
 
@@ -67,7 +67,7 @@ def test_no_swept_value_is_infinite(path: str) -> None:
     text = TEXT + "arms: {a: [{name: gaussian, sigma: 0.1}]}\n"
     for value in (".inf", ".nan"):
         scenario = scenarios.parse(text, changes=[f"sweep={{fields: {{{path}: [0.1, {value}]}}}}"])
-        for check in (planned, check_values):
+        for check in (plan_trials, check_values):
             with pytest.raises(UserError):
                 check(scenario)
 

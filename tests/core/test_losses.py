@@ -21,7 +21,7 @@ from rayfed.core import losses
 from rayfed.core.losses import BinaryCrossEntropy, CrossEntropy, Loss, MeanSquaredError, OwnLoss
 from rayfed.errors import UserError
 from rayfed.evidence.criteria import Criterion
-from rayfed.evidence.findings import findings
+from rayfed.evidence.findings import compute_findings
 from rayfed.gradients import gradient, per_sample_gradients, weights_of
 from rayfed.runs import runner
 from rayfed.samples import Pixels
@@ -70,14 +70,14 @@ CASES: dict[str, tuple[Loss, Tensor, Tensor]] = {
     "smoothed": (CrossEntropy(label_smoothing=0.2), CLASSES, F.cross_entropy(OUTPUTS, CLASSES, label_smoothing=0.2)),
     "binary": (BinaryCrossEntropy(), BINARY, F.binary_cross_entropy_with_logits(OUTPUTS, BINARY)),
     "squared": (MeanSquaredError(), BINARY, F.mse_loss(OUTPUTS, BINARY)),
-    "own mean": (losses.build("tests.core.test_losses:huber", {"delta": 0.5}), BINARY, huber(OUTPUTS, BINARY, 0.5)),
+    "own mean": (losses.make_loss("tests.core.test_losses:huber", {"delta": 0.5}), BINARY, huber(OUTPUTS, BINARY, 0.5)),
     "own per sample": (
-        losses.build("tests.core.test_losses:per_sample", {}),
+        losses.make_loss("tests.core.test_losses:per_sample", {}),
         BINARY,
         per_sample(OUTPUTS, BINARY).mean(),
     ),
     "PyTorch's class": (
-        losses.build("torch.nn:SmoothL1Loss", {"beta": 2.0}),
+        losses.make_loss("torch.nn:SmoothL1Loss", {"beta": 2.0}),
         BINARY,
         F.smooth_l1_loss(OUTPUTS, BINARY, beta=2.0),
     ),
@@ -115,7 +115,7 @@ def test_plain_cross_entropy_keeps_its_bits() -> None:
     ],
 )
 def test_a_function_that_is_no_mean_loss_is_refused_with_its_reason(name: str, says: str) -> None:
-    loss = losses.build(f"tests.core.test_losses:{name}", {})
+    loss = losses.make_loss(f"tests.core.test_losses:{name}", {})
     assert isinstance(loss, OwnLoss)
     with pytest.raises(UserError, match=says):
         loss.check(OUTPUTS.clone(), BINARY)
@@ -281,7 +281,7 @@ def test_attacks_on_classes_say_why_they_do_not_apply_and_the_audit_says_not_mea
         "knowledge": [], "status": refused.status, "message": refused.message, "psnr": None, "above_baseline": None,
         "identified": None, "true_label": None,
     }  # fmt: skip
-    [found] = findings([row], Criterion.of("pixels", None))
+    [found] = compute_findings([row], Criterion.from_modality("pixels", None))
     assert found.state == "not measured"
     assert [one.message for one in found.no_results] == [refused.message]
 
@@ -308,5 +308,5 @@ def test_an_error_of_targets_stands_beside_that_of_a_guess() -> None:
         "arm": "none", "attack": "analytic batch 1, blind", "victim": 0, "round": 0, "batch_size": 1, "knowledge": [],
         "status": "ok", "message": "", "above_baseline": 10.0, "identified": 1.0,
     }  # fmt: skip
-    [found] = findings([row], Criterion.of("pixels", None))
+    [found] = compute_findings([row], Criterion.from_modality("pixels", None))
     assert (found.targets, found.guessed) == (0.0, 0.25)

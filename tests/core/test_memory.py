@@ -22,7 +22,7 @@ from rayfed.attacks.matching.inverting_gradients import InvertingGradients
 from rayfed.attacks.matching.problem import Matching
 from rayfed.attacks.matching.second_derivatives import DIFFERENCED, IN_TURN, TOGETHER, Way
 from rayfed.core import memory
-from rayfed.core.memory import Fitting, most_held
+from rayfed.core.memory import Fitting, measure_most_held
 from rayfed.errors import ResourceError
 from rayfed.models.build import build_model
 from rayfed.runs import runner
@@ -204,12 +204,12 @@ def in_a_circle() -> None:
     ],
 )
 def test_what_is_held_is_what_operations_make_until_nothing_holds_it(work: Callable[[], Any], size: int | None) -> None:
-    found = most_held(work)
+    found = measure_most_held(work)
     assert size is None or found == size
     thresholds = gc.get_threshold()
     gc.set_threshold(1)
     try:
-        assert most_held(work) == found, "whatever the garbage collector does"
+        assert measure_most_held(work) == found, "whatever the garbage collector does"
     finally:
         gc.set_threshold(*thresholds)
     assert gc.isenabled()
@@ -224,9 +224,9 @@ def test_what_a_graph_keeps_is_held() -> None:
         return x.sum()
 
     given = _GIVEN.clone().requires_grad_()
-    assert most_held(lambda: many(given, 5)) == 20_004
-    assert most_held(lambda: many(_GIVEN, 5)) == 8_000, "the last and the one before"
-    seven, five = (most_held(lambda n=n: vmap(grad(lambda x: many(x, n)))(_GIVEN[:, None])) for n in (7, 5))
+    assert measure_most_held(lambda: many(given, 5)) == 20_004
+    assert measure_most_held(lambda: many(_GIVEN, 5)) == 8_000, "the last and the one before"
+    seven, five = (measure_most_held(lambda n=n: vmap(grad(lambda x: many(x, n)))(_GIVEN[:, None])) for n in (7, 5))
     assert seven - five >= 8_000
 
 
@@ -272,11 +272,11 @@ def test_a_chunk_takes_what_its_points_take_one_by_one(monkeypatch: pytest.Monke
     monkeypatch.setattr(iteration, "_SCENE", (3, 32, 32))
     problem, points = iteration.problem("unet", 1, 16)
     owners = torch.zeros(16, dtype=torch.int64)
-    whole = most_held(lambda: problem.value_and_gradient(points, owners))
+    whole = measure_most_held(lambda: problem.value_and_gradient(points, owners))
     values, slopes = problem.value_and_gradient(points, owners)
     monkeypatch.setattr("rayfed.attacks.matching.problem._BYTES_AT_ONCE_CPU", budget := whole // 4)
     assert 1 < problem.at_once < 8
-    assert most_held(lambda: problem.value_and_gradient(points, owners)) < 1.5 * budget < whole / 2
+    assert measure_most_held(lambda: problem.value_and_gradient(points, owners)) < 1.5 * budget < whole / 2
     torch.testing.assert_close(problem.value_and_gradient(points, owners), (values, slopes))
 
 

@@ -71,7 +71,7 @@ def write(folder: Path, **texts: str) -> None:
 
 def imported(path: str) -> str:
     """Import what a path names, and return its dotted path."""
-    name = scenario_loading.dotted(path)
+    name = scenario_loading.to_dotted_path(path)
     assert registry.find("models", name).__name__ == path.rpartition(":")[2]
     return name
 
@@ -124,7 +124,7 @@ def test_what_cannot_be_imported_names_what_to_write(home: Path, monkeypatch: py
         registry.find("models", "task:Net")
     write(home / "with-dash", task=f"from .sizes import WIDTH\n{NET}", sizes="WIDTH = 64\n")
     with pytest.raises(UserError, match="with-dash"):
-        scenario_loading.dotted(f"{home}/with-dash/task.py:Net")
+        scenario_loading.to_dotted_path(f"{home}/with-dash/task.py:Net")
 
 
 def test_another_package_of_the_name_is_no_substitute(home: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -133,7 +133,7 @@ def test_another_package_of_the_name_is_no_substitute(home: Path, tmp_path_facto
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     write(elsewhere / "same", __init="", task=f"from .sizes import WIDTH\n{NET}", sizes="WIDTH = 64\n")
     with pytest.raises(UserError, match="'same'"):
-        scenario_loading.dotted(f"{elsewhere}/same/task.py:Net")
+        scenario_loading.to_dotted_path(f"{elsewhere}/same/task.py:Net")
 
 
 SCENARIO = """
@@ -182,7 +182,7 @@ def test_a_mistake_in_a_package_is_its_owners(packaged: Path) -> None:
 
 def test_a_package_goes_along_to_other_machines(packaged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    loaded = scenario_loading.load(packaged, (), lambda line: None)
+    loaded = scenario_loading.load_scenario_file(packaged, (), lambda line: None)
     assert runtime_env(loaded) == {"py_modules": [str(packaged.parents[1] / "parts")]}
     assert set(scenario.dotted_paths(loaded.dump())) == {
         "parts.nets.task:Net",

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import rayfed
 from rayfed.attacks.external_update import observe
 from rayfed.core.number_types import check_model
-from rayfed.crypto.layout import flat
+from rayfed.crypto.layout import flatten_update
 from rayfed.defences.noise import clipped, sample_norms
 from rayfed.errors import UserError
 from rayfed.gradients import clipped as clipped_gradient
@@ -22,9 +22,9 @@ from rayfed.models.build import build_model
 from rayfed.models.notes import notes_of
 from rayfed.poisoning.base import Insight
 from rayfed.poisoning.gaussian_update import GaussianUpdate
-from rayfed.privacy.sampling import gaussian, noised
+from rayfed.privacy.sampling import add_noise, gaussian
 from rayfed.recording import Recorder
-from rayfed.runs.api_args import scenario_of
+from rayfed.runs.api_args import read_source
 from rayfed.samples import Pixels
 from rayfed.simulation.inputs import prepare
 from rayfed.update import LocalTraining, Update
@@ -266,10 +266,10 @@ def test_noise_and_guaranteed_norms_take_real_floats_only(dtype: torch.dtype) ->
     update = Update(0, 0, tensors, {}, 1, 0.0)
     insight = Insight(clients=1, honest=(), generator=torch.Generator())
     for act in (
-        lambda: noised(tensors, 1.0, gaussian, torch.Generator()),
+        lambda: add_noise(tensors, 1.0, gaussian, torch.Generator()),
         lambda: clipped(tensors, 1.0, 2),
         lambda: sample_norms(tensors["odd"]),
-        lambda: flat(update),
+        lambda: flatten_update(update),
         lambda: GaussianUpdate().poison_update(update, insight),
     ):
         with pytest.raises(UserError):
@@ -371,7 +371,7 @@ def test_a_complex_state_is_not_taken_for_a_real_model() -> None:
 
 
 def test_notes_on_conversions_are_shown_once_for_a_run() -> None:
-    inputs = prepare(scenario_of(scenario("OwnBfloat16"), ()))
+    inputs = prepare(read_source(scenario("OwnBfloat16"), ()))
     assert sum("bfloat16" in remark for remark in inputs.remarks) == 1
 
 

@@ -20,7 +20,7 @@ from rayfed.defences.soteria import estimated_norms, jacobian_norms
 from rayfed.errors import UserError
 from rayfed.gradients import buffers_of, gradient, per_sample_gradients, vmap_refusal, weights_of
 from rayfed.models.build import build_model
-from rayfed.runs.api_args import scenario_of
+from rayfed.runs.api_args import read_source
 from rayfed.scenario import Training
 from rayfed.simulation.client.cohort import cohort_updates
 from rayfed.simulation.client.local import gradient_method
@@ -278,7 +278,7 @@ def scenario(model: str, defence: dict[str, Any] | None = None, **training: Any)
         "federation": {"rounds": 1, "clients": 2},
         "defences": [defence] if defence else [],
     }
-    return scenario_of(document, ())
+    return read_source(document, ())
 
 
 class TenReader(Reader):

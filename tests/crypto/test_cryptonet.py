@@ -15,7 +15,7 @@ from rayfed.registry import build
 
 @pytest.fixture(scope="module")
 def client() -> CryptonetClient:
-    return CryptonetClient.fresh()
+    return CryptonetClient.with_new_keys()
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def model() -> nn.Sequential:
 @pytest.mark.engine
 def test_the_logits_are_those_of_the_plain_network(client: CryptonetClient, model: nn.Sequential) -> None:
     data = build("datasets", "digits", {"size": 16}).load()
-    server = CryptonetServer.of(client.public(), model)
+    server = CryptonetServer.from_public_keys(client.public(), model)
     for image in torch.from_numpy(data.test_images[:3]).float() / 255:
         sealed, windows = client.encrypt(image, model.conv1)  # type: ignore[arg-type]
         logits = client.decrypt(server.classify(sealed, windows))
@@ -38,7 +38,7 @@ def test_the_logits_are_those_of_the_plain_network(client: CryptonetClient, mode
 
 @pytest.mark.engine
 def test_the_server_cannot_decrypt(client: CryptonetClient, model: nn.Sequential) -> None:
-    server = CryptonetServer.of(client.public(), model)
+    server = CryptonetServer.from_public_keys(client.public(), model)
     assert not server.context.has_secret_key()
     sealed, windows = client.encrypt(torch.zeros(1, 16, 16), model.conv1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="secret"):
@@ -49,7 +49,7 @@ def test_the_server_cannot_decrypt(client: CryptonetClient, model: nn.Sequential
 def test_a_network_that_normalises_is_refused(client: CryptonetClient) -> None:
     net = build_model("cryptonet", {}, (1, 16, 16), 10, seed=0, normalise=([0.5], [0.5]))
     with pytest.raises(UserError, match="without `normalise`"):
-        CryptonetServer.of(client.public(), net)  # type: ignore[arg-type]
+        CryptonetServer.from_public_keys(client.public(), net)  # type: ignore[arg-type]
 
 
 def test_other_images_are_refused() -> None:

@@ -21,7 +21,7 @@ from rayfed.crypto.masking import (
     Revealed,
     expand,
     neighbours,
-    unmasked,
+    unmask_sum,
 )
 from rayfed.errors import ProtectionError
 
@@ -64,7 +64,7 @@ def played(
     }
     total, dropped = np.sum([masked[c] for c in survivors], axis=0, dtype=np.uint64), sorted({*shared} - {*survivors})
     near = neighbours(keys, degree)
-    return unmasked(total, survivors, dropped, near, keys, revealed, threshold), survivors, masked
+    return unmask_sum(total, survivors, dropped, near, keys, revealed, threshold), survivors, masked
 
 
 def expected(count: int, survivors: list[int]) -> np.ndarray:

@@ -16,7 +16,7 @@ from rayfed.crypto.factoring import factor
 from rayfed.crypto.keys import Stream, derive, lock, unlock
 from rayfed.crypto.packing import FixedPoint, Lanes, apportion
 from rayfed.crypto.paillier import KeyPair
-from rayfed.crypto.tags import PRIME, Tagger, added, multiplied
+from rayfed.crypto.tags import PRIME, Tagger, add_tags, multiply_tag
 from rayfed.errors import ProtectionError
 from rayfed.protections.paillier import Paillier, Slices
 
@@ -149,7 +149,7 @@ def test_pieces_sum_to_all_of_them(clients: int) -> None:
 def test_a_tag_fits_its_sum_and_no_other() -> None:
     tagger, draw = Tagger(b"k" * 32), np.random.default_rng(0)
     a, b = draw.integers(-(2**40), 2**40, 500), np.array([10**30 * int(v) for v in draw.integers(-9, 9, 500)], object)
-    tag = added(multiplied(tagger.tag(a, 1, 5), 3), tagger.tag(b, 2, 5))
+    tag = add_tags(multiply_tag(tagger.tag(a, 1, 5), 3), tagger.tag(b, 2, 5))
     contexts = [(3, (1, 5)), (1, (2, 5))]
     assert tagger.holds(3 * a + b, tag, contexts)
     wrong = 3 * a + b

@@ -22,7 +22,7 @@ from torchvision import datasets
 
 from rayfed import registry
 from rayfed.data.base import Dataset, StoredSplit, hold_out_fifth, stratified
-from rayfed.data.images import Encoded, decode, resize
+from rayfed.data.images import Encoded, decode_images, resize
 from rayfed.data.sets import TABLE
 from rayfed.data.sets.digits import Digits
 from rayfed.errors import DataError
@@ -529,7 +529,7 @@ def test_other_formats_of_more_than_eight_bits_are_refused():
     stream = io.BytesIO()
     Image.fromarray(np.full((4, 4), 40000, np.uint16)).save(stream, "PPM")
     with pytest.raises(DataError, match=r"more than 8 bits per channel"):
-        decode([Encoded("here", stream.getvalue())], None)
+        decode_images([Encoded("here", stream.getvalue())], None)
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def test_a_class_without_images_names_those_below_it(tmp_path: Path) -> None:
 
 
 def decoded(path: Path) -> np.ndarray:
-    return decode([Encoded(str(path), path)], None)[0]
+    return decode_images([Encoded(str(path), path)], None)[0]
 
 
 @pytest.mark.parametrize("ending", ["png", "gif", "webp"])

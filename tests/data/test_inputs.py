@@ -30,7 +30,7 @@ DEEP[0, :2] = 0, 65535
 
 
 def decoded(content: bytes) -> np.ndarray:
-    [image] = decode([Encoded("here", content)], None)
+    [image] = decode_images([Encoded("here", content)], None)
     return image
 
 
@@ -116,7 +116,7 @@ def test_images_are_turned_as_their_camera_was(orientation: int, seen: Any) -> N
 
 def test_depths_are_mixed_at_the_deeper_and_training_sees_the_unit_range(tmp_path: Path) -> None:
     shallow = random_images(1, 5, 7)[0]
-    both = decode([Encoded("a", png(shallow)), Encoded("b", png_of_16_bits(DEEP))], None)
+    both = decode_images([Encoded("a", png(shallow)), Encoded("b", png_of_16_bits(DEEP))], None)
     assert np.array_equal(both[0, 0], shallow.astype(int) * 257)
     for label in "ab":
         (tmp_path / "set" / label).mkdir(parents=True)
@@ -125,7 +125,7 @@ def test_depths_are_mixed_at_the_deeper_and_training_sees_the_unit_range(tmp_pat
     source = build("datasets", "image_folder", {"root": str(tmp_path / "set")})
     data = source.load()
     np.testing.assert_allclose(data.sample.tensor(data.train_images)[0, 0].numpy(), DEEP / 65535, atol=1e-7)
-    packing.pack(source, tmp_path / "x.arrow", lambda *_: None)
+    packing.pack_dataset(source, tmp_path / "x.arrow", lambda *_: None)
     mapped = build("datasets", "arrow", {"path": str(tmp_path / "x.arrow")}).load()
     assert np.array_equal(in_memory(mapped.train_images), data.train_images)
     half = build("datasets", "image_folder", {"root": str(tmp_path / "set"), "size": 3}).load()

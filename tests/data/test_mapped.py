@@ -45,7 +45,7 @@ federation: {rounds: 1, clients: 4}
 @pytest.fixture
 def packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(packing, "_BATCH", 64 * 16 * 16)  # of many batches
-    packing.pack(Digits(size=16), tmp_path / "digits.arrow", lambda *_: None)
+    packing.pack_dataset(Digits(size=16), tmp_path / "digits.arrow", lambda *_: None)
     return tmp_path / "digits.arrow"
 
 
@@ -86,7 +86,7 @@ def test_it_is_sent_as_its_path(packed: Path) -> None:
 
 def test_a_place_without_the_file_is_told_of_it(packed: Path) -> None:
     sent = pickle.dumps(Arrow(path=str(packed)).load())
-    packing.pack(Digits(size=16), packed, lambda *_: None)  # packed again, whatever has changed in its images
+    packing.pack_dataset(Digits(size=16), packed, lambda *_: None)  # packed again, whatever has changed in its images
     with pytest.raises(DataError, match=r"digits\.arrow on the machine .* is not the file of the run"):
         _ = pickle.loads(sent).classes
     packed.unlink()
@@ -173,9 +173,9 @@ used = int(next(l for l in Path("/proc/self/status").read_text().splitlines() if
 resource.setrlimit(resource.RLIMIT_DATA, (1024 * used + (64 << 20),) * 2)
 if sys.argv[2] == "copy":
     try:
-        from rayfed.data.mapped import mapped
+        from rayfed.data.mapped import open_mapped
         import numpy as np
-        images = mapped(path).train_images
+        images = open_mapped(path).train_images
         images[np.arange(len(images))]
     except MemoryError:
         print("too large for memory")
@@ -212,7 +212,7 @@ def test_a_file_larger_than_memory_trains_the_same_bits(tmp_path: Path) -> None:
         labels[:10],
         tuple("0123456789"),
     )
-    packing.pack(Large(), path, lambda *_: None)
+    packing.pack_dataset(Large(), path, lambda *_: None)
     assert path.stat().st_size > 100 << 20  # beyond the 64 MiB that the process may take
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     said = []

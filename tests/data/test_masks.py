@@ -32,7 +32,7 @@ from rayfed.scenario import Augment, check
 from rayfed.simulation.client.augmentation import area_box, augmented
 from rayfed.simulation.client.runtime import Evaluation
 from rayfed.simulation.inputs import prepare
-from rayfed.simulation.rounds.evaluation import guesses
+from rayfed.simulation.rounds.evaluation import measure_baselines
 from tests.helpers.data_fixtures import png, random_images
 
 
@@ -193,7 +193,7 @@ def test_a_packed_file_takes_no_masks(tmp_path: Path) -> None:
     written(tmp_path, classes_of(5))
     source = registry.build("datasets", "image_masks", {"root": tmp_path})
     with pytest.raises(DataError, match=r"masks cannot be packed, .*: use the original data set"):
-        pack(source, tmp_path / "packed.arrow", lambda done, count: None)
+        pack_dataset(source, tmp_path / "packed.arrow", lambda done, count: None)
 
 
 # ---- augmentation ----
@@ -259,7 +259,10 @@ def test_one_class_everywhere_is_what_guessing_comes_to(tmp_path: Path) -> None:
     masks = classes_of(10)
     written(tmp_path, masks)
     data = load(tmp_path)
-    found, (share, classes) = guesses(data, PlaceCrossEntropy()), (np.bincount(data.test_labels.ravel()).max(), 3)
+    found, (share, classes) = (
+        measure_baselines(data, PlaceCrossEntropy()),
+        (np.bincount(data.test_labels.ravel()).max(), 3),
+    )
     assert found["baseline_iou"] == pytest.approx(share / data.test_labels.size / classes)
     constant = torch.nn.functional.one_hot(torch.tensor(np.bincount(data.test_labels.ravel()).argmax()), 3).float()
     everywhere = constant[None, :, None, None].expand(2, -1, 6, 8)

@@ -217,7 +217,7 @@ def test_resampled_refuses_more_samples_than_there_are():
 
 def test_parts_are_a_sequence_in_two_arrays():
     given = [np.array([4, 1]), np.array([], np.int64), np.array([0, 2, 3])]
-    parts = Parts.of(given)
+    parts = Parts.from_indices(given)
     assert len(parts) == 3
     assert parts.sizes.tolist() == [2, 0, 3]
     assert all(np.array_equal(a, b) for a, b in zip(parts, given, strict=True))
@@ -226,8 +226,8 @@ def test_parts_are_a_sequence_in_two_arrays():
     assert np.shares_memory(parts[2], parts.indices)
     with pytest.raises(IndexError):
         parts[3]
-    assert len(Parts.of([])) == 0
-    assert Parts.of(parts) is parts
+    assert len(Parts.from_indices([])) == 0
+    assert Parts.from_indices(parts) is parts
 
 
 def test_a_hundred_thousand_clients_are_sent_as_two_buffers():

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from rayfed import scenario as scenarios
 from rayfed.cli import app
 from rayfed.core import seeds
-from rayfed.data.packing import pack
+from rayfed.data.packing import pack_dataset
 from rayfed.data.sets.digits import Digits
 from rayfed.defences.ats import Ats
 from rayfed.defences.base import Batch, Task
@@ -169,7 +169,7 @@ def test_the_command_writes_what_a_scenario_takes_over(tmp_path: Path) -> None:
 
 
 def test_images_in_a_file_are_searched_as_those_in_memory(examiner: Examiner, tmp_path: Path) -> None:
-    pack(Digits(size=8), tmp_path / "x.arrow", lambda *_: None)
+    pack_dataset(Digits(size=8), tmp_path / "x.arrow", lambda *_: None)
     text = SCENARIO.replace("name: digits, size: 8", f"name: arrow, path: {tmp_path / 'x.arrow'}")
     found = examiner_of(scenarios.parse(text), images=8, epochs=5, seed=0)
     assert torch.equal(found.images, examiner.images)

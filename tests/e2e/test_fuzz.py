@@ -31,18 +31,18 @@ from rayfed import scenario as scenarios
 from rayfed.data.base import in_memory
 from rayfed.errors import DataError, RunError, ScenarioError, UserError
 from rayfed.evidence import recommend as choice
-from rayfed.evidence.compare import compare
+from rayfed.evidence.compare import compare_results
 from rayfed.metrics.lpips import Lpips
 from rayfed.models.pretrained import SHIPPED_EVALUATOR, load_evaluator, load_generator, load_recogniser
 from rayfed.registry import build
-from rayfed.report.export.tables import export
+from rayfed.report.export.tables import export_table
 from rayfed.report.html.run import write_report
 from rayfed.report.html.sweep import write_sweep_report
 from rayfed.report.text import recommendation
-from rayfed.results.loading import Run, load
+from rayfed.results.loading import Run, open_results
 from rayfed.results.sweep_folder import SweepFolder, is_sweep
 from rayfed.scenario import Scenario
-from rayfed.scenario.trials import planned
+from rayfed.scenario.trials import plan_trials
 from rayfed.simulation.client.failures import Failed, checked
 from rayfed.simulation.client.local import update_method
 from rayfed.simulation.client.runtime import ClientRuntime, Sent
@@ -144,7 +144,7 @@ def test_spoilt_scenarios_are_played_or_say_why(case: Spoilt) -> None:
     def validated() -> Inputs:
         scenario = scenarios.parse(text_of(case))
         if scenario.sweep and scenario.sweep.search != "optuna":
-            planned(scenario)
+            plan_trials(scenario)
         inputs = prepare(scenario)
         assert all(0 < limit <= scenario.federation.rounds for limit in inputs.limits.values())
         assert not [row for row in inputs.privacy if row.get("epsilon") is not None and not row["epsilon"] >= 0]
@@ -282,7 +282,7 @@ def check_report(url: str, other: str) -> None:
 
 def check_settings(url: str, other: str) -> None:
     """Every estimate is a number with an interval around it."""
-    found = load(url)
+    found = open_results(url)
     assert "<fuzz" not in found._repr_html_()
     repr(found)
     for name in found.tables:
@@ -298,7 +298,7 @@ def check_settings(url: str, other: str) -> None:
 
 def check_pictures(url: str, other: str) -> None:
     """Pictures are (H, W, 1) or (H, W, 3) of bytes."""
-    found = load(url)
+    found = open_results(url)
     for picture in found.images() if isinstance(found, Run) else ():
         for pixels in (picture.true, picture.reconstructed):
             assert (pixels.dtype, pixels.ndim) == (np.uint8, 3)
@@ -307,32 +307,32 @@ def check_pictures(url: str, other: str) -> None:
 
 def check_recommendation(url: str, other: str) -> None:
     """One of the settings is chosen, and it meets the bounds where any does."""
-    found = load(url)
+    found = open_results(url)
     bounds = [choice.parse_bound("psnr<=12"), choice.parse_bound("test_accuracy>=0.9")]
     every = found.settings()
-    advised = choice.recommend(every, bounds, choice.COSTS)
+    advised = choice.recommend_setting(every, bounds, choice.COSTS)
     assert all(one in every for one in advised.chosen.settings)
     assert advised.meeting <= advised.candidates
-    assert recommendation.answer(advised)
+    assert recommendation.recommendation_text(advised)
     assert all(recommendation.remarks(advised))
     recommendation.rerun_commands(found.url, found.scenario, advised.chosen)
 
 
 def check_comparison(url: str, other: str) -> None:
     """The settings of both, and nothing else."""
-    results = load(url), load(other)
-    compared = compare(results)
+    results = open_results(url), open_results(other)
+    compared = compare_results(results)
     assert len(compared.settings) == sum(len(one.settings()) for one in results)
     assert all(len(one.values) == 2 for changed in compared.differences.values() for one in changed)
 
 
 def check_exports(url: str, other: str) -> None:
     """CSV has all rows; no format has HTML in it that the tables had not."""
-    found = load(url)
-    rows = csv.reader(io.StringIO(export(found, "csv")))
+    found = open_results(url)
+    rows = csv.reader(io.StringIO(export_table(found, "csv")))
     assert len(list(rows)) == 1 + len(found.outcomes())
-    assert "<fuzz" not in export(found, "markdown")
-    assert "tabular" in export(found, "latex")
+    assert "<fuzz" not in export_table(found, "markdown")
+    assert "tabular" in export_table(found, "latex")
 
 
 READERS = {

@@ -22,7 +22,7 @@ from rayfed import registry
 from rayfed.errors import RunError, ScenarioError, UserError
 from rayfed.evidence.verdicts import Verdict
 from rayfed.results.loading import Run, Sweep
-from rayfed.runs.api_args import scenario_of
+from rayfed.runs.api_args import read_source
 from rayfed.scenario import parse
 from tests.conftest import REPOSITORY
 from tests.helpers.command import run as command
@@ -217,5 +217,5 @@ def test_public_names_are_imported_on_first_use() -> None:
 
 def test_changes_leave_the_mapping_of_the_caller_as_it_is() -> None:
     given = {"name": "x", "federation": {"rounds": 1, "clients": 2}}
-    assert scenario_of(given, ["federation.rounds=3"]).federation.rounds == 3
+    assert read_source(given, ["federation.rounds=3"]).federation.rounds == 3
     assert given["federation"] == {"rounds": 1, "clients": 2}

@@ -15,10 +15,10 @@ from rayfed import registry
 from rayfed import scenario as scenarios
 from rayfed.cli import app
 from rayfed.errors import ScenarioError, UserError
-from rayfed.report.export.tables import export
+from rayfed.report.export.tables import export_table
 from rayfed.report.html.run import write_report
 from rayfed.report.html.sweep import write_sweep_report
-from rayfed.results.loading import load
+from rayfed.results.loading import open_results
 from rayfed.runs.scenario_loading import search_where
 from rayfed.store.folder import RunFolder
 from tests.helpers.report_fixtures import Page, make_run, make_sweep
@@ -64,7 +64,7 @@ def test_reports_and_notebooks_show_text_as_text(text: str, tmp_path: Path) -> N
     write_report(folder)
     shown = text_of(Page(folder.read_text("report.html")))
     assert " ".join(text.split()) in shown
-    notebook = Page(load(folder.url)._repr_html_())
+    notebook = Page(open_results(folder.url)._repr_html_())
     assert not {"script", "iframe", "object"} & set(notebook.tags)
     assert not [name for name, _ in notebook.attributes if name.startswith("on")]
     assert " ".join(text.split()) in notebook.text
@@ -82,14 +82,14 @@ def test_reports_of_sweeps_do_too(text: str, tmp_path: Path) -> None:
 @pytest.mark.engine
 @pytest.mark.parametrize("text", HOSTILE)
 def test_exports_keep_text_in_its_cell(text: str, tmp_path: Path) -> None:
-    found = load(hostile_run(tmp_path, text).url)
-    cells = {cell for row in csv.reader(StringIO(export(found, "csv"))) for cell in row}
+    found = open_results(hostile_run(tmp_path, text).url)
+    cells = {cell for row in csv.reader(StringIO(export_table(found, "csv"))) for cell in row}
     assert not {cell for cell in cells if cell.startswith(("=", "@", "+", "\t"))}
     assert {text, f"'{text}"} & cells
-    lines = [line for line in export(found, "markdown").splitlines() if line.startswith("|")]
+    lines = [line for line in export_table(found, "markdown").splitlines() if line.startswith("|")]
     assert len({line.count("|") for line in lines}) == 1
     assert not [line for line in lines if "<" in line]
-    assert "\\input{" not in export(found, "latex")
+    assert "\\input{" not in export_table(found, "latex")
 
 
 def validated(path: Path, *changes: str) -> str:

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rayfed.cli.tables import TerminalTable, table
+from rayfed.cli.tables import TerminalTable, make_terminal_table
 from rayfed.errors import UserError
-from rayfed.evidence.compare import Comparison, Unpaired, changed_attacks, compare
-from rayfed.report.text.compare import value_text
-from rayfed.results.loading import load
+from rayfed.evidence.compare import Comparison, Unpaired, changed_attacks, compare_results
+from rayfed.report.text.compare import scenario_value_text
+from rayfed.results.loading import open_results
 from tests.helpers.command import run
 from tests.helpers.result_fixtures import attacked, small_run, small_sweep
 
@@ -34,7 +34,7 @@ def two(tmp_path: Path, **changes: Any) -> Comparison:
     ]
     for folder, psnr in zip(folders, (30.0, 10.0), strict=True):
         folder.write_part("attacks", 0, [attacked("none", "dlg", psnr=psnr, ssim=0.5)])
-    return compare([load(folder.url) for folder in folders])
+    return compare_results([open_results(folder.url) for folder in folders])
 
 
 def test_settings_come_in_the_order_given_with_their_run(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_only_what_differs_is_named_with_its_values(tmp_path: Path) -> None:
         "attacks": [("attacks.idlg.iterations", [10, 99])],
         "arms": [("arms", [None, {"noise": ["gaussian"]}])],
     }
-    assert value_text({"noise": ["gaussian"], "none": []}) == "{noise: [gaussian]}"
+    assert scenario_value_text({"noise": ["gaussian"], "none": []}) == "{noise: [gaussian]}"
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_the_fields_in_which_victims_differ_are_named_and_rounds_are_none_of_the
     both = [small_run(str(tmp_path), SCENARIO | {"federation": {"clients": 2, "rounds": n}}, f"r{n}") for n in (4, 5)]
     for folder in both:
         folder.write_part("attacks", 0, [attacked("none", "dlg", psnr=9.0, victim=client) for client in range(2)])
-    longer = compare([load(folder.url) for folder in both])
+    longer = compare_results([open_results(folder.url) for folder in both])
     assert (longer.unpaired, {one.pairs for one in longer.paired}) == (None, {2})
     attacks = [{"name": "dlg", "iterations": 99}]
     found = two(tmp_path, data={"name": "digits", "size": 8}, attacks=attacks, model={"name": "mlp"})
@@ -85,19 +85,19 @@ def test_the_fields_in_which_victims_differ_are_named_and_rounds_are_none_of_the
 def test_it_warns_of_a_run_that_is_not_finished(tmp_path: Path) -> None:
     first, second = small_run(str(tmp_path), {}, "a"), small_run(str(tmp_path), {}, "b")
     second.write_text("status.json", json.dumps({"state": "failed"}))
-    assert compare([load(first.url), load(second.url)]).unfinished == {second.name: "failed"}
+    assert compare_results([open_results(first.url), open_results(second.url)]).unfinished == {second.name: "failed"}
 
 
 def test_names_that_two_share_become_addresses(tmp_path: Path) -> None:
     first, second = small_run(str(tmp_path / "a"), {}), small_run(str(tmp_path / "b"), {})
     assert first.name == second.name
-    assert compare([load(first.url), load(second.url)]).names == [first.url, second.url]
+    assert compare_results([open_results(first.url), open_results(second.url)]).names == [first.url, second.url]
 
 
 def test_one_is_not_enough(tmp_path: Path) -> None:
-    one = load(small_run(str(tmp_path), {}).url)
+    one = open_results(small_run(str(tmp_path), {}).url)
     with pytest.raises(UserError, match="at least two"):
-        compare([one, one])
+        compare_results([one, one])
 
 
 def test_the_command_mixes_runs_and_sweeps(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_no_name_and_no_figure_is_broken(names: int, width: int) -> None:
     words = ["t-20261121-213220", "none", "64", "0.01", "inverting_gradients"], ["defences-20261121-213516", *"abcd"]
     rows = [[*some[:names], *(f"{i}{j}.63 ± 0.012†" for i in range(10))] for j, some in enumerate(words)]
     headings = ["run", "arm", "batch_size", "sigma", "attack"][:names] + [f"PSNR, worst {i} (dB)" for i in range(10)]
-    lines = printed(table("settings", headings, rows, words=names), width)
+    lines = printed(make_terminal_table("settings", headings, rows, words=names), width)
     assert max(map(len, lines)) <= width
     whole = {cell for line in lines for cell in re.split(r"\s{2,}", line.strip())}
     assert {cell for row in rows for cell in row} <= whole
@@ -134,7 +134,7 @@ def test_no_name_and_no_figure_is_broken(names: int, width: int) -> None:
 def test_runs_that_are_headings_are_whole(width: int) -> None:
     runs = ["t-20261121-213220", "defences-20261121-213516", "choose-20261121-213517", "noniid-20261121-213518"]
     rows = [["arms.noise.defences.gaussian.sigma", *"0123"], ["arms", "{noise: [gaussian], other: [prune]}", *"---"]]
-    lines = printed(table("", ["field", *runs], rows), width)
+    lines = printed(make_terminal_table("", ["field", *runs], rows), width)
     assert max(map(len, lines)) <= width
     assert all(any(name in line for line in lines) for name in [*runs, rows[0][0]])
 

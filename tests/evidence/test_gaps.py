@@ -27,7 +27,7 @@ from rayfed.metrics.score import Scorer
 from rayfed.report.gate import GatedRun, Ruling
 from rayfed.report.html import run as report
 from rayfed.report.terminal.run import RunView
-from rayfed.report.text.formats import NONE, duration
+from rayfed.report.text.formats import NONE, format_duration
 from rayfed.runs import runner
 from rayfed.simulation.executors.local import local
 from rayfed.simulation.progress import Progress
@@ -217,7 +217,7 @@ def test_a_report_that_fails_costs_a_run_nothing_else(
 ) -> None:
     (tmp_path / "s.yaml").write_text(TEXT)
     with monkeypatch.context() as broken:
-        broken.setattr(report, "make_page", lambda *_: {}["no such\nfigure"])
+        broken.setattr(report, "make_run_page", lambda *_: {}["no such\nfigure"])
         code, output = run("launch", str(tmp_path / "s.yaml"), "--executor", "local", "--out", str(tmp_path / "runs"))
     [place] = (tmp_path / "runs").glob("t-*")
     folder = RunFolder.open(str(place))
@@ -241,7 +241,7 @@ def test_a_summary_that_fails_costs_a_run_nothing_else(tmp_path: Path, monkeypat
 
 def test_the_report_of_a_sweep_may_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "s.yaml").write_text(TEXT + "sweep: {fields: {training.lr: [0.1, 0.2]}}\n")
-    monkeypatch.setattr("rayfed.report.html.sweep.make_page", lambda *_: 1 / 0)
+    monkeypatch.setattr("rayfed.report.html.sweep.make_sweep_page", lambda *_: 1 / 0)
     code, output = run("sweep", str(tmp_path / "s.yaml"), "--executor", "local", "--out", str(tmp_path / "runs"))
     assert (code, output.count("ZeroDivisionError")) == (0, 1)
 
@@ -300,4 +300,4 @@ def test_infinite_figures_have_a_mean_and_no_deviation() -> None:
     found = measure_spread([inf, -inf])
     assert found is not None
     assert isnan(found.mean)
-    assert duration(inf) == NONE
+    assert format_duration(inf) == NONE

@@ -42,7 +42,7 @@ from rayfed.evidence.updates import measure_updates
 from rayfed.evidence.verdicts import collect_evidence
 from rayfed.metrics.known import default_names
 from rayfed.metrics.labels import even_guess, label_accuracy
-from rayfed.report.gate import GatedRun, Ruling, read_document, schema
+from rayfed.report.gate import GatedRun, Ruling, make_gate_schema, read_document
 from rayfed.runs import runner
 from rayfed.simulation.executors.local import local
 from rayfed.simulation.progress import Progress
@@ -752,7 +752,7 @@ def test_a_ruling_is_as_strict_as_its_worst_check(tmp_path: Path) -> None:
         assert found.passed == (verdict == "passed")
         assert ruling(*rows, allow=True).passed == allowed
         for one in (found, ruling(*rows, allow=True)):
-            jsonschema.validate(one.document(), schema())
+            jsonschema.validate(one.document(), make_gate_schema())
             suite = ElementTree.fromstring(one.junit())
             assert int(suite.attrib["tests"]) == len(suite) == 2
             assert int(suite.attrib["failures"]) == (verdict == "failed")
@@ -765,7 +765,7 @@ def test_a_ruling_is_as_strict_as_its_worst_check(tmp_path: Path) -> None:
     file.write_text(json.dumps(ruling(bare, row("x", 9.0), row("y", 9.0)).document()))
     worse = ruling(bare, row("x", 9.0), row("y", 12.0), baseline=read_document(file), bound=False)
     assert {one.arm: one.state for one in worse.changes} == {"x": "passed", "y": "inconclusive"}
-    jsonschema.validate(worse.document(), schema())
+    jsonschema.validate(worse.document(), make_gate_schema())
     file.write_text(file.read_text().replace('"version": 2', '"version": 1'))
     with pytest.raises(UserError, match="not a --json file"):
         read_document(file)
@@ -776,7 +776,7 @@ def test_a_ruling_is_as_strict_as_its_worst_check(tmp_path: Path) -> None:
 def test_the_schema_refuses_what_a_ruling_never_says() -> None:
     good = ruling(row("none", 40.0), row("x", 9.0)).document()
     for change in ({"verdict": "safe"}, {"exit_code": 1}, {"more": 1}, {"runs": [{"arms": []}]}):
-        assert not jsonschema.Draft202012Validator(schema()).is_valid(good | change)
+        assert not jsonschema.Draft202012Validator(make_gate_schema()).is_valid(good | change)
 
 
 def test_mistakes_are_named_before_anything_is_played(tmp_path: Path) -> None:
@@ -848,7 +848,7 @@ def test_the_script_of_the_documentation_stops_a_build_that_leaks_and_no_other(t
             ["bash", "gate.sh"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
         )
         written = json.loads((tmp_path / "gate.json").read_text())
-        jsonschema.validate(written, schema())
+        jsonschema.validate(written, make_gate_schema())
         ElementTree.parse(tmp_path / "gate.xml")
         if name == "harmless":
             shutil.copy(tmp_path / "gate.json", tmp_path / "baseline.json")
@@ -904,7 +904,7 @@ def test_a_gate_that_was_not_decided_says_so(
     def stops(*_: Any, **__: Any) -> Any:
         raise stopped
 
-    monkeypatch.setattr("rayfed.audits.run.audit", stops)
+    monkeypatch.setattr("rayfed.audits.run.run_audit", stops)
     ended, output = run("audit", "--model", "mlp", "--data", "digits", "--size", "8", "--executor", "local", *gated)
     assert ended == code
     assert (f"gate: NOT MEASURED: {how} before it was decided" in output) == said

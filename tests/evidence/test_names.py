@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rayfed.evidence.bounds import Bound
 from rayfed.evidence.gate import check_bounds
 from rayfed.evidence.outcomes import with_references
-from rayfed.evidence.recommend import parse_bound, recommend
+from rayfed.evidence.recommend import parse_bound, recommend_setting
 from rayfed.evidence.settings import settings as grouped
 from rayfed.evidence.verdicts import collect_evidence
 from tests.helpers.result_fixtures import attacked
@@ -72,7 +72,9 @@ def results(
         | {"psnr": 9.0, "train_seconds": seconds, "images": 2, "batch_size": 2, "knowledge": ["code"], "explains": True}
         for (arm, state, *_), accuracy, seconds in zip(states, (0.9, 0.9, 0.8), (3.0, 2.0, 1.0), strict=True)
     ]
-    chosen = recommend(grouped(with_references(outcomes, scenario, lambda row: ()), []), [parse_bound("psnr<=12")])
+    chosen = recommend_setting(
+        grouped(with_references(outcomes, scenario, lambda row: ()), []), [parse_bound("psnr<=12")]
+    )
     return [states, gates, back[chosen.chosen.settings[0].arm], sorted(back[one.setting.arm] for one in chosen.refused)]
 
 

@@ -12,7 +12,7 @@ from scipy import stats
 
 from benchmarks.lora import difference
 from rayfed.errors import UserError
-from rayfed.evidence.compare import Unpaired, compare
+from rayfed.evidence.compare import Unpaired, compare_results
 from rayfed.evidence.paired import (
     SIGNIFICANCE,
     PairedDifference,
@@ -24,7 +24,7 @@ from rayfed.evidence.paired import (
 )
 from rayfed.report.text.figures import cell_text
 from rayfed.report.text.paired import few_pairs_text, paired_grid
-from rayfed.results.loading import load
+from rayfed.results.loading import open_results
 from tests.helpers.command import run
 from tests.helpers.result_fixtures import attacked, small_run, small_sweep, swept_rows
 
@@ -71,7 +71,7 @@ def test_the_pairs_of_a_run_know_the_verdict_of_its_arms(tmp_path: Path) -> None
         for victim in range(3)
     ]
     folder.write_part("attacks", 0, rows)
-    found = {one.arm: one.unproven for one in load(folder.url).paired() if one.measure == "psnr"}
+    found = {one.arm: one.unproven for one in open_results(folder.url).paired() if one.measure == "psnr"}
     assert found == {"noise": True, "other": False}
 
 
@@ -119,7 +119,7 @@ def make(tmp_path: Path, name: str = "small", **changes: Any) -> Any:
     folder = small_run(str(tmp_path), {"arms": ARMS, **changes}, name)
     rows = victims("none", [30, 20, 25, 22, 28, 24]) + victims("noise", [20, 16, 17, 14, 24, 19])
     folder.write_part("attacks", 0, rows + victims("other", [9, 9, 9, 9, 9, 9], label=7))
-    return load(folder.url)
+    return open_results(folder.url)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_unequal_batches_keep_the_mean_over_samples(tmp_path: Path) -> None:
     folder = small_run(str(tmp_path), {})
     rows = [attacked("none", "dlg", sample, psnr=10.0, victim=1) for sample in range(3)]
     folder.write_part("attacks", 0, [*rows, attacked("none", "dlg", psnr=20.0, victim=2)])
-    psnr = load(folder.url).with_intervals()[0].measures["psnr"]
+    psnr = open_results(folder.url).with_intervals()[0].measures["psnr"]
     assert (psnr.mean, psnr.n) == (12.5, 2)
 
 
@@ -169,7 +169,7 @@ def test_what_diverged_or_failed_is_in_no_pair_and_counted(tmp_path: Path) -> No
     rows[7] |= {"status": "failed", "psnr": None, "label_accuracy": None}
     nothing_fits = [row | {"attack": "rows", "status": "diverged", "psnr": 12.0} for row in rows]
     folder.write_part("attacks", 0, [*rows, *nothing_fits])
-    results = load(folder.url)
+    results = open_results(folder.url)
     for against, sign in (("none", 1), ("noise", -1)):
         found = {one.attack: one for one in results.paired(against) if one.measure == "psnr"}
         assert (found["dlg"].pairs, found["dlg"].excluded, found["dlg"].difference) == (2, 2, -9 * sign), against
@@ -188,7 +188,7 @@ def test_what_diverged_or_failed_is_in_no_pair_and_counted(tmp_path: Path) -> No
 def test_a_seed_in_which_an_attack_failed_is_in_no_pair(tmp_path: Path) -> None:
     rows = swept_rows()
     next(row for row in rows if row["arm"] == "noise" and row["attack"] == "dlg")["without_result"] = 1
-    found = load(small_sweep(tmp_path, rows).url).paired()
+    found = open_results(small_sweep(tmp_path, rows).url).paired()
     [of_psnr, *_] = [one for one in found if one.attack == "dlg" and one.measure == "psnr" and one.arm.endswith("0.01")]
     [of_accuracy] = [
         one for one in found if one.attack is None and one.measure == "test_accuracy" and one.arm.endswith("0.01")
@@ -198,7 +198,7 @@ def test_a_seed_in_which_an_attack_failed_is_in_no_pair(tmp_path: Path) -> None:
 
 
 def test_a_sweep_is_paired_by_its_seeds(tmp_path: Path) -> None:
-    found = {(one.attack, one.measure, one.arm): one for one in load(small_sweep(tmp_path).url).paired()}
+    found = {(one.attack, one.measure, one.arm): one for one in open_results(small_sweep(tmp_path).url).paired()}
     one = found["dlg", "psnr", "noise, sigma 0.1"]
     assert (one.unit, one.pairs, one.difference) == ("seed", 3, pytest.approx(-29))
     assert one.t is None  # all three differences are alike
@@ -206,9 +206,9 @@ def test_a_sweep_is_paired_by_its_seeds(tmp_path: Path) -> None:
 
 def test_runs_beside_each_other_are_paired_where_their_victims_are_the_same(tmp_path: Path) -> None:
     first, second, third = make(tmp_path, "a"), make(tmp_path, "b"), make(tmp_path, "c", seed=5)
-    found: list[PairedDifference] = compare([first, second]).paired
+    found: list[PairedDifference] = compare_results([first, second]).paired
     assert {one.difference for one in found if one.arm.endswith(", none")} == {0}
-    other = compare([first, third])
+    other = compare_results([first, third])
     assert (other.paired, other.unpaired) == ([], Unpaired(fields=("seed",)))
     code, output = run("compare", first.url, second.url, "--against", f"{first.name}, noise")
     assert (code, "paired differences" in output, "+6.5" in output) == (0, True, True), output

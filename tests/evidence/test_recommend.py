@@ -14,11 +14,18 @@ import yaml
 
 from rayfed.errors import UserError
 from rayfed.evidence.baseline_check import mark_idle
-from rayfed.evidence.pareto import front
-from rayfed.evidence.recommend import MeasureBound, Recommendation, bound_on_best, check_cost, parse_bound, recommend
+from rayfed.evidence.pareto import compute_front
+from rayfed.evidence.recommend import (
+    MeasureBound,
+    Recommendation,
+    bound_on_best,
+    check_cost,
+    parse_bound,
+    recommend_setting,
+)
 from rayfed.evidence.settings import Weakness, settings
 from rayfed.report.text import recommendation
-from rayfed.results.loading import load
+from rayfed.results.loading import open_results
 from tests.helpers.command import run
 from tests.helpers.result_fixtures import SIGMA, attacked, outcome, setting, small_run, small_sweep
 
@@ -45,20 +52,20 @@ def test_the_cheapest_that_meets_all_bounds() -> None:
         setting("cheap", psnr=11, test_accuracy=0.92, train_seconds=5, bytes_up=7),
         setting("useless", psnr=5, test_accuracy=0.5, train_seconds=1),
     ]
-    found = recommend(rows, [LEAK, USE])
+    found = recommend_setting(rows, [LEAK, USE])
     assert (found.chosen.title, found.meeting, found.candidates) == ("cheap", 2, 4)
-    assert recommend(rows, [LEAK, USE], (check_cost("bytes_up"),)).chosen.title == "dear"
+    assert recommend_setting(rows, [LEAK, USE], (check_cost("bytes_up"),)).chosen.title == "dear"
     level = [setting("more", train_seconds=1, bytes_up=9), setting("less", train_seconds=1, bytes_up=2)]
-    assert recommend(level, [parse_bound("train_seconds<=3")]).chosen.title == "less"
+    assert recommend_setting(level, [parse_bound("train_seconds<=3")]).chosen.title == "less"
     with pytest.raises(UserError, match="'psnr' is not a cost"):
         check_cost("psnr")
 
 
 def test_a_bound_holds_when_it_holds_for_every_attack() -> None:
     rows = [setting("a", "dlg", psnr=5), setting("a", "idlg", psnr=14), setting("b", "dlg", psnr=9)]
-    found = recommend(rows, [LEAK])
+    found = recommend_setting(rows, [LEAK])
     assert (found.chosen.title, found.meeting) == ("b", 1)
-    [check] = recommend(rows[:2], [LEAK]).chosen.checks
+    [check] = recommend_setting(rows[:2], [LEAK]).chosen.checks
     assert check.setting == rows[1]
 
 
@@ -77,21 +84,21 @@ def repeated(arm: str, attack: str, values: list[float]) -> list[Any]:
     ],
 )
 def test_it_says_how_sure_it_is(values: list[float], sure: bool | None, share: float) -> None:
-    [check] = recommend(repeated("a", "dlg", values), [LEAK]).chosen.checks
+    [check] = recommend_setting(repeated("a", "dlg", values), [LEAK]).chosen.checks
     assert (check.sure, check.share) == (sure, share)
 
 
 def test_two_values_are_shown_and_judged_by_their_interval() -> None:
-    found = recommend(repeated("a", "dlg", [11.0, 11.4]), [LEAK])
+    found = recommend_setting(repeated("a", "dlg", [11.0, 11.4]), [LEAK])
     [check] = found.chosen.checks
-    assert recommendation.judged(check)[1] == "11.2 dB (11 dB, 11.4 dB)"
+    assert recommendation.check_cells(check)[1] == "11.2 dB (11 dB, 11.4 dB)"
     assert check.estimate is not None
     assert check.estimate.pair == (11.0, 11.4)
 
 
 def test_it_is_as_sure_as_of_the_least_certain_attack() -> None:
     rows = repeated("a", "dlg", [11.0, 11.1, 10.9]) + repeated("a", "idlg", [9.0, 12.9, 10.9])
-    [check] = recommend(rows, [LEAK]).chosen.checks
+    [check] = recommend_setting(rows, [LEAK]).chosen.checks
     assert (check.setting, check.sure) == (rows[0], False)
 
 
@@ -101,20 +108,20 @@ def test_the_nearest_is_weighed_by_the_ranges() -> None:
         setting("between", psnr=16, test_accuracy=0.8),
         setting("useful", psnr=40, test_accuracy=0.9),
     ]
-    found = recommend(rows, [LEAK, USE])
+    found = recommend_setting(rows, [LEAK, USE])
     assert (found.meeting, found.chosen.title) == (0, "between")
     assert [v.share for v in found.chosen.checks] == pytest.approx([4 / 32, 0.1 / 0.4])
     assert found.chosen.miss == (0, pytest.approx(math.hypot(4 / 32, 0.25)))
-    alone = recommend([setting("a", psnr=13)], [LEAK])
+    alone = recommend_setting([setting("a", psnr=13)], [LEAK])
     assert alone.chosen.checks[0].share == 1  # the bound is part of the range: never a division by zero
 
 
 def test_what_nobody_attacked_is_not_private() -> None:
     rows = [setting("idle", None, test_accuracy=0.99, train_seconds=1), setting("met", psnr=30, test_accuracy=0.1)]
-    found = recommend(rows, [LEAK, USE])
+    found = recommend_setting(rows, [LEAK, USE])
     assert (found.chosen.title, [one.title for one in found.unattacked]) == ("met", ["idle"])
-    assert recommend(rows, [USE]).chosen.title == "idle"
-    assert recommend(rows, [USE]).unattacked == []
+    assert recommend_setting(rows, [USE]).chosen.title == "idle"
+    assert recommend_setting(rows, [USE]).unattacked == []
 
 
 def judged(arm: str, verdict: str, attack: str = "dlg", **columns: Any) -> Any:
@@ -129,12 +136,12 @@ def test_attacks_that_prove_nothing_recommend_nothing() -> None:
         judged("failed", "not measured", psnr=5.0, test_accuracy=0.9),
         judged("noise", "not reconstructed", psnr=9.0, test_accuracy=0.8),
     ]
-    found = recommend(rows, [LEAK])
+    found = recommend_setting(rows, [LEAK])
     assert (found.chosen.title, found.meeting) == ("noise", 1)
     assert refused(found) == {"untold": (Weakness.INCONCLUSIVE,), "failed": (Weakness.NO_RESULT,)}
-    assert recommend(rows, [USE]).meeting == 3, "accuracy is known without attacks"
-    assert {each.title for each in front(rows, "psnr", "test_accuracy").best} == {"none", "noise"}
-    assert recommend(rows[:3], [LEAK]).meeting == 0
+    assert recommend_setting(rows, [USE]).meeting == 3, "accuracy is known without attacks"
+    assert {each.title for each in compute_front(rows, "psnr", "test_accuracy").best} == {"none", "noise"}
+    assert recommend_setting(rows[:3], [LEAK]).meeting == 0
 
 
 def refused(found: Recommendation) -> dict[str, tuple[Weakness, ...]]:
@@ -153,17 +160,17 @@ def of_verdicts(arm: str, verdicts: Sequence[str], psnr: Sequence[float], **colu
 def test_no_bound_is_met_by_repeats_in_which_attacks_failed(failed: int) -> None:
     verdicts = ["inconclusive"] * failed + ["not reconstructed"] * (3 - failed)
     low = of_verdicts("half", verdicts, (5.0, 5.0, 5.1), test_accuracy=0.9)
-    found = recommend([low, judged("dear", "not reconstructed", psnr=9.0, train_seconds=9.0)], [LEAK])
+    found = recommend_setting([low, judged("dear", "not reconstructed", psnr=9.0, train_seconds=9.0)], [LEAK])
     why = Weakness.INCONCLUSIVE if failed == 3 else Weakness.PARTLY_INCONCLUSIVE
     assert (found.chosen.title, found.meeting, refused(found)) == ("dear", 1, {"half": (why,)})
-    alone = recommend([low], [LEAK])
+    alone = recommend_setting([low], [LEAK])
     assert (alone.meeting, alone.chosen.checks[0].setting) == (0, None)
-    assert recommend([low], [USE]).meeting == 1, "accuracy is known without attacks"
+    assert recommend_setting([low], [USE]).meeting == 1, "accuracy is known without attacks"
 
 
 def test_what_attacks_got_beside_failures_may_miss_a_bound() -> None:
     high = of_verdicts("half", ("leaks", "inconclusive", "inconclusive"), (40.0, 5.0, 5.0))
-    found = recommend([high], [LEAK])
+    found = recommend_setting([high], [LEAK])
     assert found.chosen.checks[0].estimate == high.measures["psnr"]
     assert (high.inconclusive, found.refused) == (2, [])
 
@@ -173,7 +180,7 @@ def test_settings_with_the_same_title_are_refused_one_by_one() -> None:
     rows = [outcome("arm", verdict="inconclusive", psnr=5.0, sigma=0.1 + i * 1e-9) for i in range(5)]
     found += settings(rows, ["sigma"])
     assert {one.title for one in found[1:]} == {"arm, sigma 0.1"}
-    recommended = recommend(found, [LEAK])
+    recommended = recommend_setting(found, [LEAK])
     assert [one.setting for one in recommended.refused] == found[1:]
 
 
@@ -182,7 +189,7 @@ def test_where_updates_are_hidden_there_is_nothing_to_bound() -> None:
         judged("none", "leaks", psnr=30.0, train_seconds=1.0),
         judged("masks", "nothing to attack", train_seconds=2.0),
     ]
-    found = recommend(rows, [LEAK])
+    found = recommend_setting(rows, [LEAK])
     assert (found.chosen.title, found.meeting) == ("masks", 1)
     [check] = found.chosen.checks
     assert (check.setting, check.estimate) == (rows[1], None)
@@ -191,7 +198,7 @@ def test_where_updates_are_hidden_there_is_nothing_to_bound() -> None:
 def test_hidden_updates_say_nothing_of_members() -> None:
     hidden = judged("masks", "nothing to attack", train_seconds=2.0)
     rows = [judged("none", "leaks", psnr=30.0, inferred=0.3, train_seconds=1.0), hidden]
-    assert recommend(rows, [parse_bound("inferred<=0.1")]).meeting == 0
+    assert recommend_setting(rows, [parse_bound("inferred<=0.1")]).meeting == 0
 
 
 @pytest.mark.parametrize(
@@ -214,7 +221,7 @@ def test_who_infers_nothing_without_a_defence_says_nothing_of_one(
     rows = [outcome("none", "membership", seed=seed, inferred=gain) for seed, gain in enumerate(bare)]
     rows += [outcome("noise", "membership", seed=0, inferred=behind), outcome("none", "gan", inferred=0.4)]
     rows += [outcome("other", "membership", seed=0, inferred=0.4)]
-    found = recommend(mark_idle(settings(rows), {"arms": arms}), [parse_bound("inferred<=0.1")])
+    found = recommend_setting(mark_idle(settings(rows), {"arms": arms}), [parse_bound("inferred<=0.1")])
     assert (found.meeting, found.chosen.title == "noise") == (meeting, bool(meeting) or behind > 0.1)
     assert (Weakness.IDLE in refused(found).get("noise", ())) == (not bare or min(bare) <= 0)
 
@@ -224,7 +231,9 @@ def test_one_run_shows_that_an_attack_works_by_its_whole_interval(low: float | N
     rows = [outcome("none", "membership", seed=0, inferred=0.3, inferred_low=low)]
     rows.append(outcome("noise", "membership", seed=0, inferred=0.05, inferred_low=-0.2))
     arms = {"none": {"defences": []}, "noise": {"defences": ["gaussian"]}}
-    assert recommend(mark_idle(settings(rows), {"arms": arms}), [parse_bound("inferred<=0.1")]).meeting == meeting
+    assert (
+        recommend_setting(mark_idle(settings(rows), {"arms": arms}), [parse_bound("inferred<=0.1")]).meeting == meeting
+    )
 
 
 @pytest.mark.parametrize("property_gain", [-0.02, 0.3])
@@ -233,7 +242,7 @@ def test_a_bound_on_inferences_names_the_attacks_that_nothing_shows_to_work(prop
     gains |= {("noise", "membership"): 0.05, ("noise", "property"): 0.0}
     rows = [outcome(*one, seed=0, inferred=gain) for one, gain in gains.items()]
     arms = {"none": {"defences": []}, "noise": {"defences": ["gaussian"]}}
-    found = recommend(mark_idle(settings(rows), {"arms": arms}), [parse_bound("inferred<=0.1")])
+    found = recommend_setting(mark_idle(settings(rows), {"arms": arms}), [parse_bound("inferred<=0.1")])
     assert (found.chosen.title, found.meeting) == ("noise", 1)
     assert {one.attack: one.idle for one in found.chosen.settings} == {
         "membership": False,
@@ -246,25 +255,25 @@ def test_no_bound_is_met_where_any_attack_failed_in_some_repeats() -> None:
     whole = outcome("half", "a") | {"seed": 0, "verdict": "not reconstructed", "psnr": 5.0}
     verdicts = ["not reconstructed", "inconclusive", "inconclusive"]
     met = [outcome("half", "b") | {"repeat": i, "seed": i, "verdict": v, "psnr": 5.0} for i, v in enumerate(verdicts)]
-    assert recommend(settings([whole, *met]), [LEAK]).meeting == 0
-    assert recommend(settings([whole, met[0]]), [LEAK]).meeting == 1
+    assert recommend_setting(settings([whole, *met]), [LEAK]).meeting == 0
+    assert recommend_setting(settings([whole, met[0]]), [LEAK]).meeting == 1
 
 
 def test_nobody_uses_a_model_that_guesses() -> None:
     noise = judged("noise", "not reconstructed", psnr=6.0, test_accuracy=0.12, baseline_accuracy=0.13)
     rows = [judged("none", "leaks", psnr=30.0, test_accuracy=0.9, baseline_accuracy=0.13), noise]
-    assert recommend(rows, [LEAK]).meeting == 0
-    assert refused(recommend(rows, [LEAK])) == {"noise": (Weakness.AT_CHANCE,)}
-    assert [each.arm for each in front(rows, "psnr", "test_accuracy").best] == ["none"]
+    assert recommend_setting(rows, [LEAK]).meeting == 0
+    assert refused(recommend_setting(rows, [LEAK])) == {"noise": (Weakness.AT_CHANCE,)}
+    assert [each.arm for each in compute_front(rows, "psnr", "test_accuracy").best] == ["none"]
     with pytest.raises(UserError, match="chance level"):
-        recommend([noise], [LEAK])
+        recommend_setting([noise], [LEAK])
 
 
 @pytest.mark.parametrize("collapsed", [0, 1, 2])
 def test_it_says_in_how_many_repeats_the_model_guesses(collapsed: int) -> None:
     accuracies = [0.1] * collapsed + [0.9] * (3 - collapsed)
     rows = [outcome("clip", seed=i, test_accuracy=a, baseline_accuracy=0.13) for i, a in enumerate(accuracies)]
-    found = recommend(settings(rows), [parse_bound("test_accuracy>=0.2")])
+    found = recommend_setting(settings(rows), [parse_bound("test_accuracy>=0.2")])
     assert found.chosen.settings[0].collapsed == collapsed
 
 
@@ -275,25 +284,25 @@ def test_times_within_their_noise_are_a_tie() -> None:
         judged("alike", "leaks", train_seconds=5.6, train_seconds_half=1.0, bytes_up=2.0),
         judged("slow", "leaks", train_seconds=9.0, train_seconds_half=1.0, bytes_up=1.0),
     ]
-    found = recommend(rows, [parse_bound("train_seconds<=20")])
+    found = recommend_setting(rows, [parse_bound("train_seconds<=20")])
     assert (found.chosen.title, [one.title for one in found.tied]) == ("small", ["alike"])
 
 
 def test_what_cannot_be_answered_is_refused() -> None:
     with pytest.raises(UserError, match="no bound"):
-        recommend([setting(psnr=1)], [])
+        recommend_setting([setting(psnr=1)], [])
     with pytest.raises(UserError, match="no trial has finished"):
-        recommend([], [LEAK])
+        recommend_setting([], [LEAK])
     with pytest.raises(UserError, match=r"'lpips_alex' .*psnr"):
-        recommend([setting(psnr=1)], [parse_bound("lpips_alex>=0.3")])
+        recommend_setting([setting(psnr=1)], [parse_bound("lpips_alex>=0.3")])
     with pytest.raises(UserError, match=r"\(epsilon, delta\)"):
-        recommend([setting(psnr=1)], [parse_bound("epsilon<=3")])
+        recommend_setting([setting(psnr=1)], [parse_bound("epsilon<=3")])
 
 
 def test_only_an_epsilon_is_a_guarantee() -> None:
     row = outcome("dp", psnr=9.0, epsilon=2.5, delta=1e-5, epsilon_unit="sample")
     rows = [*settings([row]), setting("none", psnr=5)]
-    unguarded = recommend(rows, [parse_bound("epsilon<=1"), parse_bound("psnr<=6")])
+    unguarded = recommend_setting(rows, [parse_bound("epsilon<=1"), parse_bound("psnr<=6")])
     assert unguarded.chosen.title == "dp"  # a bound that is missed is nearer than one of which nothing is known
 
 
@@ -301,8 +310,8 @@ def test_a_settings_scenario_can_be_played_again(tmp_path: Path) -> None:
     arms = {"none": {"defences": []}, "noise": {"defences": [{"name": "gaussian", "sigma": 0.1}]}}
     folder = small_run(str(tmp_path), {"arms": arms})
     folder.write_part("attacks", 0, [attacked("none", "dlg", psnr=30.0), attacked("noise", "dlg", psnr=8.0)])
-    results = load(folder.url)
-    chosen = recommend(results.settings(), [LEAK]).chosen
+    results = open_results(folder.url)
+    chosen = recommend_setting(results.settings(), [LEAK]).chosen
     commands = recommendation.rerun_commands(results.url, results.scenario, chosen)
     *start, changed = shlex.split(commands["this arm"])
     assert start == ["rayfed", "launch", f"{folder.url}/scenario.yaml", "--set"]

@@ -12,7 +12,7 @@ import pytest
 import rayfed
 from rayfed.errors import UserError
 from rayfed.evidence.success import CURVE_METRICS, group_by_attack, success_curve, success_share
-from rayfed.report.export.tables import export
+from rayfed.report.export.tables import export_table
 from rayfed.report.html.success_plots import _stairs, success_rates
 from rayfed.report.html.svg import svg
 from rayfed.results.loading import Run, Sweep
@@ -70,7 +70,7 @@ def test_a_run_has_them_as_a_table(run: Run) -> None:
     every = run.frame("success_rates")
     assert set(every["metric"]) == {"psnr", "mse"}
     assert (every.groupby(["setting", "attack", "metric"])["share"].apply(lambda s: s.is_monotonic_decreasing)).all()
-    read = pd.read_csv(io.StringIO(export(run, "csv", "success_rates")))
+    read = pd.read_csv(io.StringIO(export_table(run, "csv", "success_rates")))
     pd.testing.assert_frame_equal(read, every, check_dtype=False)
 
 

@@ -13,12 +13,12 @@ from rich.console import Console
 
 from rayfed.evidence.knowledge_pairs import FailedAttack, failed_attacks, mark_outdone
 from rayfed.evidence.settings import settings
-from rayfed.report.export.tables import export
+from rayfed.report.export.tables import export_table
 from rayfed.report.html.sweep import write_sweep_report
 from rayfed.report.terminal.sweep import SweepView
 from rayfed.report.text.knowledge_pairs import failed_attack_text
 from rayfed.report.text.tables import grid
-from rayfed.results.loading import load
+from rayfed.results.loading import open_results
 from rayfed.results.sweep_folder import SweepFolder
 from rayfed.store.folder import RunFolder
 from tests.helpers.result_fixtures import NOON, outcome
@@ -72,10 +72,10 @@ def test_a_twin_that_knows_more_and_got_less_under_every_seed_is_outdone() -> No
 
 
 def test_its_figure_is_marked_and_never_bold(sweep: SweepFolder) -> None:
-    found = grid(load(sweep.url).settings())
+    found = grid(open_results(sweep.url).settings())
     assert [row[2:] for row in found.rows if row[:2] == ["flip", "informed"]] == [["12.3 ± 3.8‖", "0‖"]]
     assert found.best == {(2, 2), (5, 2)}, "best of informed is noise"
-    assert r"$^\|$" in export(load(sweep.url), "latex")
+    assert r"$^\|$" in export_table(open_results(sweep.url), "latex")
 
 
 def test_page_and_terminal_say_it(sweep: SweepFolder) -> None:

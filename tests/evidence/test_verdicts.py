@@ -20,17 +20,17 @@ from rayfed.errors import UserError
 from rayfed.evidence.membership import Identification, Roc
 from rayfed.evidence.next_step import NextStep, Step, decide_next_step
 from rayfed.evidence.outcomes import outcomes, with_verdicts
-from rayfed.evidence.verdicts import closest, collect_evidence, criterion_of, read_evidence, write_verdicts
+from rayfed.evidence.verdicts import choose_criterion, collect_evidence, find_closest, read_evidence, write_verdicts
 from rayfed.metrics.roc import Estimate
-from rayfed.report.export.redaction import redacted
-from rayfed.report.export.tables import export
+from rayfed.report.export.redaction import redact
+from rayfed.report.export.tables import export_table
 from rayfed.report.gate import GatedRun
 from rayfed.report.html.run import write_report
-from rayfed.results.loading import Run, load
+from rayfed.results.loading import Run, open_results
 from rayfed.runs.recorder import RunRecorder
 from rayfed.store import exits
 from rayfed.store.finding import Finding, Missing, State
-from rayfed.store.lease import holding
+from rayfed.store.lease import hold_lease
 from rayfed.store.schemas import UNPLAYED, WANT_OF_TIME
 from rayfed.store.typed import rows_from, table_from
 from rayfed.update import Masked
@@ -127,11 +127,11 @@ def test_a_redacted_copy_has_the_verdicts_of_the_run(tmp_path: Path) -> None:
     read = [row("bare", None, victim=victim, **(kept | parts)) for victim in range(8)]
     folder.write_part("attacks", 0, [*read, row("noise", None, **kept)])
     write_verdicts(folder)
-    run = load(folder.url)
+    run = open_results(folder.url)
     assert isinstance(run, Run)
     told = {one.arm: one.state for one in run.verdicts()}
     assert told == {"bare": "leaks", "noise": "inconclusive"}
-    with redacted(run) as copy:
+    with redact(run) as copy:
         verdicts = read_evidence(copy).verdicts
         assert {one.arm: one.state for one in verdicts} == told
         assert verdicts[0].findings[0].part.columns == (("column 2", 1.0, None),)
@@ -143,7 +143,7 @@ def test_the_exported_table_has_lists_and_structs_as_json(tmp_path: Path) -> Non
     folder = small_run(str(tmp_path), SCENARIO)
     parts = {"parts_recovered": 0.5, "parts_baseline": 0.1, "parts_evidence": 50.0}
     folder.write_part("attacks", 0, [row("bare", 30.0, **parts)])
-    [bare, *_] = csv.DictReader(StringIO(export(load(folder.url), "csv", "verdicts")))
+    [bare, *_] = csv.DictReader(StringIO(export_table(open_results(folder.url), "csv", "verdicts")))
     assert json.loads(bare["parts_by"]) == {"attack": "dlg", "knowledge": ["defence", "code"]}
     assert json.loads(bare["knowledge"]) == ["defence", "code"]
 
@@ -152,7 +152,7 @@ def test_a_killed_run_is_not_running_after_a_driver_that_could_not_continue(tmp_
     folder = small_run(str(tmp_path), SCENARIO)
     folder.write_part("attacks", 0, [row("bare", 30.0)])
     folder.write_text("status.json", json.dumps({"state": "running", "rounds_done": 1, "rounds": 2}))
-    with suppress(UserError), holding(folder, print):
+    with suppress(UserError), hold_lease(folder, print):
         assert exits.status(folder)["state"] == "running"
         raise UserError("the scenario was edited")
     assert exits.status(folder)["state"] == "killed"
@@ -218,14 +218,14 @@ def test_verdicts_of_an_earlier_stop_do_not_speak_of_later_rounds(tmp_path: Path
 
 def test_a_run_of_texts_of_which_nothing_is_measured_speaks_of_texts() -> None:
     scenario = SCENARIO | {"metrics": {"names": ["token_accuracy"]}}
-    assert criterion_of(scenario, []).noun == "text"
-    assert criterion_of(SCENARIO, []).noun == "image"
+    assert choose_criterion(scenario, []).noun == "text"
+    assert choose_criterion(SCENARIO, []).noun == "image"
 
 
 def test_a_run_has_its_verdicts_as_a_table(tmp_path: Path) -> None:
     folder = small_run(str(tmp_path), SCENARIO)
     folder.write_part("attacks", 0, [row("bare", 30.0), row("noise", 9.0)])
-    run = load(folder.url)
+    run = open_results(folder.url)
     assert isinstance(run, Run)
     found = [(one["arm"], one["verdict"]) for one in run.table("verdicts").to_pylist()]
     assert found == [(one.arm, one.state) for one in run.verdicts()]
@@ -248,7 +248,7 @@ def test_table_outcomes_and_gate_agree_on_a_run_that_was_stopped(
     folder.write_part("attacks", 0, [row("bare", 30.0), row("noise", 9.0)])
     folder.write_text("status.json", json.dumps(status))
     state = "not reconstructed" if known else "not measured"
-    run = load(folder.url)
+    run = open_results(folder.url)
     assert isinstance(run, Run)
     assert {one.arm: one.state for one in run.verdicts()}["noise"] == state
     assert {one["arm"]: one["verdict"] for one in outcomes(folder)}["noise"] == state
@@ -381,10 +381,10 @@ def test_labels_that_were_given_were_not_found() -> None:
 @pytest.mark.parametrize("gain", [-1.0, 0.0])
 def test_what_is_no_leak_is_neither_the_worst_nor_called_reconstructed(gain: float) -> None:
     guessed, leak, far = row("bare", 40.0, above_baseline=gain), row("bare", 30.0), row("bare", 14.0)
-    criterion = criterion_of(SCENARIO, [leak])
-    assert closest([far, leak, guessed], criterion) == leak
-    assert closest([far, guessed], criterion) == guessed, "the verdict's closest where nothing leaks"
-    assert closest([row("bare", None)], criterion) is None
+    criterion = choose_criterion(SCENARIO, [leak])
+    assert find_closest([far, leak, guessed], criterion) == leak
+    assert find_closest([far, guessed], criterion) == guessed, "the verdict's closest where nothing leaks"
+    assert find_closest([row("bare", None)], criterion) is None
 
 
 @pytest.mark.parametrize(("auc", "control", "expected"), [

@@ -89,7 +89,7 @@ def test_repeats_count_in_means_and_have_rows_of_their_own() -> None:
 
 
 def test_the_first_repeat_draws_what_a_single_attack_draws() -> None:
-    first, alone, second = (seeds.torch_generator("x", *seeds.again(r)).initial_seed() for r in (0, 0, 1))
+    first, alone, second = (seeds.torch_generator("x", *seeds.repeat_suffix(r)).initial_seed() for r in (0, 0, 1))
     assert first == alone == seeds.torch_generator("x").initial_seed()
     assert second != first
 

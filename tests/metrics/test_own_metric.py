@@ -40,7 +40,7 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from rayfed.report.text.recommendation import bound_text
+from rayfed.report.text.recommendation import measure_bound_text
 from rayfed import load
 from rayfed.evidence.recommend import parse_bound, recommend
 from rayfed.cli import app
@@ -80,7 +80,7 @@ print(json.dumps({
     "mean": outcome["gloom"],
     "worst": outcome["min_gloom"],
     "share": [row["share"] for row in run.success_rates("gloom", thresholds=[0.3]).to_pylist()],
-    "bound": bound_text(found.bounds[0]),
+    "bound": measure_bound_text(found.bounds[0]),
     "missed": found.chosen.meets,
     "report": folder.read_text("report.html"),
     "terminal": view._console.file.getvalue(),

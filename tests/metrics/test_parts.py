@@ -11,7 +11,7 @@ from sklearn import datasets
 from torch import Tensor, nn
 
 from rayfed.evidence.criteria import Criterion
-from rayfed.evidence.findings import cells_without_adaptive_attack, findings
+from rayfed.evidence.findings import cells_without_adaptive_attack, compute_findings
 from rayfed.evidence.parts import LEVEL, beyond_chance
 from rayfed.metrics.assignment import assign
 from rayfed.metrics.chance import evidence
@@ -49,7 +49,7 @@ def without_last(true: Tensor) -> Tensor:
 
 def told(true: Tensor, guess: Tensor, attack: str = "a", victim: int = 0, arm: str = "none") -> list[dict[str, Any]]:
     """Rows of the table of attacks on a batch of records."""
-    scored = Scorer(Criterion.of("records", None).names, sample=ROWS, others=Others(rows(300, 1)))
+    scored = Scorer(Criterion.from_modality("records", None).names, sample=ROWS, others=Others(rows(300, 1)))
     found = scored.score(true, torch.zeros(len(true), dtype=torch.int64), guess, torch.zeros(len(true)))
     usual = {"victim": victim, "batch_size": len(true), "knowledge": []}
     return [attacked(arm, attack, **{**row, **usual, "fit": 1e-6}) for row in found]
@@ -59,8 +59,8 @@ def test_a_record_of_which_all_columns_but_one_are_read_is_no_record_that_holds(
     true = rows(2, 2)
     read = [row for i in range(2) for row in told(true[i : i + 1], without_last(true[i : i + 1]), victim=i)]
     assert [row["feature_accuracy"] for row in read] == [6 / 7, 6 / 7], "below the threshold of a whole record"
-    criterion = Criterion.of("records", None)
-    [finding] = findings(read, criterion)
+    criterion = Criterion.from_modality("records", None)
+    [finding] = compute_findings(read, criterion)
     assert (finding.state, finding.leaked) == ("leaks", 0)
     assert finding.part is not None
     assert finding.part.recovered == pytest.approx(6 / 7)
@@ -72,11 +72,11 @@ def test_a_column_that_is_far_out_hides_no_whole_record() -> None:
     many = Records(tuple(Column(f"c{place}", (), 0.0, 1.0, 0.15) for place in range(20)))
     draw = [(0.5 + 0.15 * torch.randn(n, 1, 1, 20, generator=torch.Generator().manual_seed(n))) for n in (4, 300)]
     true, others = (one.clamp(0, 1) for one in draw)
-    scorer = Scorer(Criterion.of("records", None).names, sample=many, others=Others(others))
+    scorer = Scorer(Criterion.from_modality("records", None).names, sample=many, others=Others(others))
     labels = torch.zeros(4, dtype=torch.int64)
     found = scorer.score(true, labels, without_last(true).flip(0), labels)
     assert [row["order"] for row in found] == [3, 2, 1, 0]
-    assert all(Criterion.of("records", None).leaks(row) for row in found)
+    assert all(Criterion.from_modality("records", None).leaks(row) for row in found)
 
 
 @pytest.mark.parametrize("batch", [1, 4])
@@ -151,8 +151,8 @@ def test_an_attack_that_reads_parts_without_a_defence_shows_that_it_works() -> N
     bare = [attacked("none", "a", sample=k, **figures(0.88, 8.0, feature_accuracy=0.88)) for k in range(4)]
     held = figures(0.2, 8.0, identified=0.0, feature_accuracy=0.2, above_baseline=-0.1)
     behind = [attacked("noise", "a", sample=k, **held) for k in range(4)]
-    criterion = Criterion.of("records", None)
-    assert [one.state for one in findings([*bare, *behind], criterion)] == ["leaks", "not reconstructed"]
+    criterion = Criterion.from_modality("records", None)
+    assert [one.state for one in compute_findings([*bare, *behind], criterion)] == ["leaks", "not reconstructed"]
     assert cells_without_adaptive_attack([*bare, *behind], criterion, ["none"]) == {}
 
 
@@ -171,7 +171,7 @@ def test_answers_that_fit_many_records_alike_read_none(kind: str, most: int) -> 
         count, known = {"a cluster of near copies": (1, 6), "a client's range": (16, 0), "a class": (16, 150)}[kind]
         true, others[:known] = alike[:count], alike[count : count + known]
         guess = (constant if kind == "a client's range" else centre).expand_as(true) + 0.0
-        scorer = Scorer(Criterion.of("records", None).names, sample=many, others=Others(others))
+        scorer = Scorer(Criterion.from_modality("records", None).names, sample=many, others=Others(others))
         labels = torch.zeros(count, dtype=torch.int64)
         rows = scorer.score(true, labels, guess, labels)
         seen += beyond_chance([attacked("none", "a", **row) for row in rows]) is not None
@@ -244,7 +244,7 @@ def photographs(count: int, seed: int, size: int = 32) -> Tensor:
 
 def of_images(true: Tensor, guess: Tensor, others: Tensor) -> list[dict[str, Any]]:
     """Rows of the table of attacks on images, a victim each."""
-    criterion = Criterion.of("pixels", None)
+    criterion = Criterion.from_modality("pixels", None)
     scorer = Scorer(criterion.names, sample=Pixels(*true.shape[1:]), others=Others(others))
     labels = torch.zeros(1, dtype=torch.int64)
     found = [scorer.score(true[i : i + 1], labels, guess[i : i + 1], labels)[0] for i in range(len(true))]
@@ -271,9 +271,9 @@ def test_an_image_of_which_a_part_is_read_leaks_in_part(which: str, fill: float 
     seen = PARTS_OF_IMAGES[which](torch.arange(32)[:, None], torch.arange(32)[None])
     rest = others.mean(0) if isinstance(fill, str) else torch.full_like(true[0], fill)
     rows = of_images(true, torch.where(seen, true, rest), others)
-    criterion = Criterion.of("pixels", None)
+    criterion = Criterion.from_modality("pixels", None)
     assert not any(map(criterion.leaks, rows)), "none is near as a whole"
-    [finding] = findings(rows, criterion)
+    [finding] = compute_findings(rows, criterion)
     assert finding.part is not None
     assert finding.part.samples == 2
     share = float(seen.double().mean())

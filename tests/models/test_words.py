@@ -65,13 +65,13 @@ def spelling(path: list[int]) -> Tensor:
 
 @pytest.mark.parametrize("path", [[0, 1, 1, 0, 1], [3, 3, 0, 0, 2], [0, 0, 0, 0, 0], [1, 2, 3, 2, 1]])
 def test_words_are_read_by_the_best_path(path: list[int]) -> None:
-    (word,) = objective.read(spelling(path))
+    (word,) = objective.decode_words(spelling(path))
     assert tuple(word.tolist()) == collapsed(tuple(path))
     label = torch.zeros(1, 6, dtype=torch.int64)
     label[0, : len(word)] = word
-    assert objective.correct(spelling(path), label).tolist() == [True]
+    assert objective.are_correct(spelling(path), label).tolist() == [True]
     label[0, len(word)] = 1
-    assert objective.correct(spelling(path), label).tolist() == [False]
+    assert objective.are_correct(spelling(path), label).tolist() == [False]
 
 
 def picture(path: Path, size: tuple[int, int] = (60, 30)) -> Path:

@@ -23,17 +23,17 @@ from rayfed.evidence.proved_bounds import (
     compare_bounds,
     nontrivial_comparisons,
 )
-from rayfed.evidence.recommend import parse_bound, recommend
+from rayfed.evidence.recommend import parse_bound, recommend_setting
 from rayfed.evidence.settings import settings
 from rayfed.metrics.roc import share
 from rayfed.privacy.accountant import Release
-from rayfed.privacy.printing import share_at_most
+from rayfed.privacy.printing import format_share_bound
 from rayfed.privacy.tradeoff import TradeOff
 from rayfed.registry import component
 from rayfed.report.export.figures import write_figures
 from rayfed.report.html.run import write_report
 from rayfed.report.text.proved_bounds import bound_rows
-from rayfed.results.loading import load
+from rayfed.results.loading import open_results
 from rayfed.runs import runner
 from rayfed.runs.bounds import BoundExceeded
 from rayfed.simulation.executors.local import local
@@ -60,7 +60,7 @@ CHANCES = (0.5, 0.1, 0.01, 0.001)
 @pytest.mark.parametrize("steps", [1, 10, 100])
 def test_gaussian_bounds_are_the_closed_form_to_a_thousandth(multiplier: float, steps: int) -> None:
     """Phi(Phi^-1(a) + sqrt(T) / sigma) and, of the advantage, 2 Phi(sqrt(T) / 2 sigma) - 1, never below."""
-    curve, moved = TradeOff.of([Release("gaussian", multiplier, steps)]), steps**0.5 / multiplier
+    curve, moved = TradeOff.from_releases([Release("gaussian", multiplier, steps)]), steps**0.5 / multiplier
     for chance in CHANCES:
         assert 0 <= curve.at_most(chance) - norm.cdf(norm.ppf(chance) + moved) < 1e-3
     assert 0 <= curve.advantage - (2 * norm.cdf(moved / 2) - 1) < 1e-3
@@ -68,7 +68,7 @@ def test_gaussian_bounds_are_the_closed_form_to_a_thousandth(multiplier: float, 
 
 def test_laplace_bounds_are_the_closed_form() -> None:
     """Dong, Roth and Su 2022, the trade-off function of Laplace noise: three pieces."""
-    curve, scale = TradeOff.of([Release("laplace", 2.0, 1)]), 0.5
+    curve, scale = TradeOff.from_releases([Release("laplace", 2.0, 1)]), 0.5
     for chance in (0.001, 0.1, 0.3, 0.5, 0.9):
         if chance <= np.exp(-scale) / 2:
             exact = np.exp(scale) * chance
@@ -81,12 +81,12 @@ def test_laplace_bounds_are_the_closed_form() -> None:
 
 def test_the_figures_of_subsampled_noise_are_those_of_the_paper_and_of_a_mixture() -> None:
     """One step is a mixture, of which the best test of `with` against `without` is that of the normal."""
-    curve, rate = TradeOff.of([Release("gaussian", 1.0, 1, 0.2)]), 0.2
+    curve, rate = TradeOff.from_releases([Release("gaussian", 1.0, 1, 0.2)]), 0.2
     for chance in CHANCES:
         exact = (1 - rate) * chance + rate * norm.cdf(norm.ppf(chance) + 1)
         assert curve.at_most(chance) - exact >= -1e-12
-    long = TradeOff.of([Release("gaussian", 1.0, 1000, 0.01)])
-    assert [share_at_most(long.at_most(a)) for a in (0.1, 0.01)] == ["19.5 %", "2.92 %"]
+    long = TradeOff.from_releases([Release("gaussian", 1.0, 1000, 0.01)])
+    assert [format_share_bound(long.at_most(a)) for a in (0.1, 0.01)] == ["19.5 %", "2.92 %"]
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_the_figures_of_subsampled_noise_are_those_of_the_paper_and_of_a_mixture
     ],
 )
 def test_bounds_never_fall_and_are_never_below_chance(release: Release) -> None:
-    curve = TradeOff.of([release])
+    curve = TradeOff.from_releases([release])
     found = [curve.at_most(chance) for chance in (0.0, 1e-6, *CHANCES[::-1], 0.9, 1.0)]
     assert all(low <= high + 1e-12 for low, high in pairwise(found))
     assert all(a <= t <= 1 for a, t in zip((0.0, 1e-6, *CHANCES[::-1], 0.9, 1.0), found, strict=True))
@@ -109,15 +109,15 @@ def test_bounds_never_fall_and_are_never_below_chance(release: Release) -> None:
 
 
 def test_nothing_released_tells_nothing() -> None:
-    curve = TradeOff.of([Release("gaussian", 1.0, 0)])
+    curve = TradeOff.from_releases([Release("gaussian", 1.0, 0)])
     assert [curve.at_most(chance) for chance in CHANCES] == list(CHANCES)
     assert curve.advantage == 0
 
 
 def test_the_unit_that_is_worst_off_counts_and_releases_of_one_unit_add_up() -> None:
     some = [Release("gaussian", 2.0, steps) for steps in (4, 9, 1)]
-    assert TradeOff.of(some).at_most(0.01) == TradeOff.of(some[1:2]).at_most(0.01)
-    both = TradeOff.of([Release("gaussian", 2.0, 4)]).after([Release("gaussian", 1.0, 3)])
+    assert TradeOff.from_releases(some).at_most(0.01) == TradeOff.from_releases(some[1:2]).at_most(0.01)
+    both = TradeOff.from_releases([Release("gaussian", 2.0, 4)]).after([Release("gaussian", 1.0, 3)])
     assert both.at_most(0.01) == pytest.approx(norm.cdf(norm.ppf(0.01) + 2), abs=1e-4)
 
 
@@ -134,7 +134,7 @@ def test_no_guesser_is_above_the_bound_and_the_best_comes_near(candidates: int, 
         seen[:, 0] += random.random(trials) < rate  # the true record is the first
         loglikelihood += np.log1p(rate * np.expm1((seen - 0.5) / sigma**2))
     right = share(int((loglikelihood.argmax(1) == 0).sum()), trials)
-    bound = TradeOff.of([Release("gaussian", sigma, steps, rate)]).at_most(1 / candidates)
+    bound = TradeOff.from_releases([Release("gaussian", sigma, steps, rate)]).at_most(1 / candidates)
     assert right.low <= bound
     if rate == 1:
         assert right.high - 1 / candidates > 0.4 * (bound - 1 / candidates)
@@ -145,12 +145,17 @@ def test_the_best_membership_test_meets_the_bound(chance: float) -> None:
     random, trials, sigma, steps = np.random.default_rng(4), 20_000, 2.0, 4
     scores = sigma * random.standard_normal((2, trials, steps)).sum(2)
     hits = int((scores[0] + steps > sigma * steps**0.5 * norm.isf(chance)).sum())
-    found, bound = share(hits, trials), TradeOff.of([Release("gaussian", sigma, steps)]).at_most(chance)
+    found, bound = share(hits, trials), TradeOff.from_releases([Release("gaussian", sigma, steps)]).at_most(chance)
     assert found.low <= bound <= found.high
 
 
 def test_shares_are_printed_rounded_up() -> None:
-    assert [share_at_most(x) for x in (0.029139, 0.1, 1.0, 0.40000000001)] == ["2.92 %", "10.0 %", "100 %", "40.1 %"]
+    assert [format_share_bound(x) for x in (0.029139, 0.1, 1.0, 0.40000000001)] == [
+        "2.92 %",
+        "10.0 %",
+        "100 %",
+        "40.1 %",
+    ]
 
 
 def test_an_account_carries_its_bounds_and_says_which_unit_they_are_about() -> None:
@@ -162,7 +167,7 @@ def test_an_account_carries_its_bounds_and_says_which_unit_they_are_about() -> N
     assert "rero_100" not in bare
     rows = bound_rows([{"arm": "a", **row} for row in (samples, clients, bare)])
     assert len(rows) == 2, "none without an account"
-    advantage = share_at_most(samples["advantage"])
+    advantage = format_share_bound(samples["advantage"])
     assert rows[0][3:] == ["39.0 %", "9.24 %", "1.83 %", "1.83 %", advantage]
 
 
@@ -172,12 +177,12 @@ def test_a_setting_is_recommended_by_its_proved_bound() -> None:
         | {f"epsilon_{name}": "the same" for name in ("unit", "adjacency", "against")}
         for arm, rero, epsilon, delta in (("much", 0.2, 3.0, 1e-5), ("less", 0.04, 2.0, 1e-6))
     ]
-    found = recommend(settings(rows), [parse_bound("rero<=0.05")])
+    found = recommend_setting(settings(rows), [parse_bound("rero<=0.05")])
     assert (found.chosen.title, found.meeting) == ("less", 1)  # whatever the deltas, of which it knows nothing
     with pytest.raises(UserError, match="different kinds"):
-        recommend(settings(rows), [parse_bound("epsilon<=5")])
+        recommend_setting(settings(rows), [parse_bound("epsilon<=5")])
     with pytest.raises(UserError, match="bound on rero"):
-        recommend(settings([row | {"rero": None} for row in rows]), [parse_bound("rero<=0.05")])
+        recommend_setting(settings([row | {"rero": None} for row in rows]), [parse_bound("rero<=0.05")])
 
 
 def test_a_bound_that_nothing_could_pass_is_compared_with_nothing() -> None:
@@ -205,7 +210,7 @@ def test_page_and_figures_have_no_bounds_that_prove_nothing(tmp_path: Path) -> N
         }
         folder.write_part("proved", 0, [curve])
         assert ("Proved bound</th>" in Path(write_report(folder)).read_text()) == there
-        assert ("proved" in write_figures(load(folder.url), str(tmp_path / "figures" / str(there)))) == there
+        assert ("proved" in write_figures(open_results(folder.url), str(tmp_path / "figures" / str(there)))) == there
 
 
 @component
@@ -270,13 +275,13 @@ attacks:
 
 
 def test_a_unit_that_is_known_to_take_part_is_hidden_by_no_draw() -> None:
-    drawn = TradeOff.of([Release("gaussian", 1.0, 10, rate=0.01)])
-    whole = TradeOff.of([Release("gaussian", 1.0, 10)])
+    drawn = TradeOff.from_releases([Release("gaussian", 1.0, 10, rate=0.01)])
+    whole = TradeOff.from_releases([Release("gaussian", 1.0, 10)])
     assert drawn.taking_part.at_most(0.01) == whole.at_most(0.01) > drawn.at_most(0.01)
 
 
 def test_nothing_is_proved_where_noise_is_next_to_nothing() -> None:
-    assert TradeOff.of([Release("gaussian", 1e-5, 1, rate=0.03)]).at_most(0.01) == 1.0
+    assert TradeOff.from_releases([Release("gaussian", 1e-5, 1, rate=0.03)]).at_most(0.01) == 1.0
 
 
 def test_attacks_beyond_an_account_are_named() -> None:

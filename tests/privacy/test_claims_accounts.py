@@ -26,20 +26,20 @@ from rayfed.defences.noise import LocalNoise
 from rayfed.errors import UserError
 from rayfed.evidence.criteria import Criterion
 from rayfed.evidence.guarantee_compat import mixed_guarantees
-from rayfed.evidence.pareto import front
-from rayfed.evidence.recommend import parse_bound, recommend
+from rayfed.evidence.pareto import compute_front
+from rayfed.evidence.recommend import parse_bound, recommend_setting
 from rayfed.evidence.settings import settings
 from rayfed.gradients import weights_of
 from rayfed.models.private import without
 from rayfed.privacy.accountant import Method, Release, guarantee
-from rayfed.privacy.printing import at_least, at_most
+from rayfed.privacy.printing import format_lower, format_upper
 from rayfed.privacy.spending import ClientWork, PrivacySetting, Spending
-from rayfed.report.export.tables import export
+from rayfed.report.export.tables import export_table
 from rayfed.report.html.explorer import explore
 from rayfed.report.terminal.run import RunView
 from rayfed.report.text import recommendation
-from rayfed.report.text.figures import value_text
-from rayfed.report.text.formats import in_words
+from rayfed.report.text.figures import measure_value_text
+from rayfed.report.text.formats import format_measure
 from rayfed.report.text.guarantees import guarantee_lines, guarantee_sentences
 from rayfed.report.text.sweeps import sweep_summary
 from rayfed.report.text.tables import grid
@@ -348,13 +348,13 @@ def test_epsilons_of_different_guarantees_are_not_compared(change: dict[str, Any
     alike = settings([*rows, outcome("b", psnr=9.0, test_accuracy=0.8, **PROMISE | {"epsilon": 1.0})])
     mixed = settings([*rows, outcome("b", psnr=9.0, test_accuracy=0.8, **PROMISE | {"epsilon": 1.0} | change)])
     asked = [parse_bound("epsilon<=1.5")]
-    assert recommend(alike, asked).chosen.title == "b"
+    assert recommend_setting(alike, asked).chosen.title == "b"
     with pytest.raises(UserError, match=r"of different kinds.*a: .*b: "):
-        recommend(mixed, asked)
-    assert len(front(alike, "epsilon", "test_accuracy").best) == 2
+        recommend_setting(mixed, asked)
+    assert len(compute_front(alike, "epsilon", "test_accuracy").best) == 2
     with pytest.raises(UserError, match=r"of different kinds"):
-        front(mixed, "epsilon", "test_accuracy")
-    assert front(mixed, "psnr", "test_accuracy").best
+        compute_front(mixed, "epsilon", "test_accuracy")
+    assert compute_front(mixed, "psnr", "test_accuracy").best
     assert [len(mixed_guarantees(each, "epsilon")) for each in (alike, mixed)] == [0, 2]
     assert "epsilon" in explore(alike).leakages
     assert "epsilon" not in explore(mixed).leakages
@@ -381,17 +381,17 @@ def row(epsilon: float, delta: float = 1e-5) -> dict[str, Any]:
 def in_table(format: str, epsilon: float, delta: float) -> str:
     table = pa.Table.from_pylist([row(epsilon, delta) | {"conversion": "c"}], schema=TABLES["privacy"])
     scenario = {"name": "t", "federation": {"clients": 2, "rounds": 1}}
-    return export(SimpleNamespace(table=lambda _: table, scenario=scenario), format, "privacy")  # type: ignore[arg-type]
+    return export_table(SimpleNamespace(table=lambda _: table, scenario=scenario), format, "privacy")  # type: ignore[arg-type]
 
 
 def advised(epsilon: float, delta: float) -> str:
     rows = settings([outcome("a", psnr=9.0, **PROMISE | {"epsilon": epsilon, "delta": delta})])
-    return " ".join(recommendation.remarks(recommend(rows, [parse_bound("psnr<=10")])))
+    return " ".join(recommendation.remarks(recommend_setting(rows, [parse_bound("psnr<=10")])))
 
 
 def swept(epsilon: float, delta: float) -> str:
     rows = settings([outcome("a", psnr=9.0, **PROMISE | {"epsilon": epsilon, "delta": delta})])
-    return " ".join(sweep_summary(rows, None, Criterion.of("pixels", None), {}, ["a"])[-1].lines)
+    return " ".join(sweep_summary(rows, None, Criterion.from_modality("pixels", None), {}, ["a"])[-1].lines)
 
 
 def in_grid(epsilon: float, repeats: int) -> str:
@@ -423,8 +423,8 @@ def test_a_printed_epsilon_is_no_less_than_the_true_one(where: str, epsilon: flo
 def test_an_epsilon_in_a_table_is_no_less_than_the_true_one(epsilon: float) -> None:
     assert read(in_grid(epsilon, 1)) >= epsilon
     assert read(in_grid(epsilon, 2)) >= epsilon
-    assert read(value_text("epsilon", epsilon)) >= epsilon
-    assert read(in_words("epsilon", epsilon)) >= epsilon
+    assert read(measure_value_text("epsilon", epsilon)) >= epsilon
+    assert read(format_measure("epsilon", epsilon)) >= epsilon
     view = RunView(Console(file=io.StringIO()))
     view.accounted([row(epsilon)])
     assert read(view._privacy["arm"]) >= epsilon
@@ -432,7 +432,7 @@ def test_an_epsilon_in_a_table_is_no_less_than_the_true_one(epsilon: float) -> N
 
 def test_a_bound_that_somebody_wrote_is_printed_as_it_is() -> None:
     for written in ("1e-05", "0.001", "0.0001", "0.1", "8", "2.96"):
-        assert at_most(float(written)) == at_least(float(written)) == written
+        assert format_upper(float(written)) == format_lower(float(written)) == written
 
 
 def test_exported_tables_keep_bounds() -> None:

@@ -21,7 +21,7 @@ from rayfed.crypto.keys import derive
 from rayfed.errors import RunError, ScenarioError
 from rayfed.gradients import weights_of
 from rayfed.models.build import build_model
-from rayfed.privacy.sampling import Draw, SecureGenerator, gaussian, generator, laplace, noised
+from rayfed.privacy.sampling import Draw, SecureGenerator, add_noise, gaussian, generator, laplace
 from rayfed.runs import runner, sweeps
 from rayfed.runs.local_sweep import local_sweep
 from rayfed.scenario import Training, resolve
@@ -96,8 +96,8 @@ def test_many_seeds_have_as_many_streams() -> None:
 
 def test_a_generator_is_the_mersenne_twister_of_all_of_its_words() -> None:
     """The same words in numpy's MT19937 give the same numbers, so what a key fills is the state that counts."""
-    generator, key = torch.Generator(), seeds.derived(3, "oracle")
-    seeds.filled(generator, key)
+    generator, key = torch.Generator(), seeds.derive_bytes(3, "oracle")
+    seeds.seed_generator(generator, key)
     oracle = np.random.MT19937()
     words = np.frombuffer(hashlib.shake_256(key).digest(4 * 624), np.uint32)
     oracle.state = {"bit_generator": "MT19937", "state": {"key": words.copy(), "pos": 624}}
@@ -208,7 +208,7 @@ def test_secure_noise_is_of_double_precision_and_rounded_once() -> None:
     noise = gaussian(value.shape, generator(key, True))
     assert noise.dtype == torch.float64
     assert not torch.equal(noise.float().double(), noise)
-    made = noised({"w": value}, 0.3, gaussian, generator(key, True))["w"]
+    made = add_noise({"w": value}, 0.3, gaussian, generator(key, True))["w"]
     assert made.dtype == torch.float32
     assert torch.equal(made, (value.double() + 0.3 * noise).float())
 
@@ -296,19 +296,19 @@ def test_the_key_of_a_run_is_readable_for_its_owner_alone(tmp_path: Path) -> Non
     folder = RunFolder.create(str(tmp_path), "run")
     before = os.umask(0)
     try:
-        run_key.save(folder, bytes(range(32)))
+        run_key.save_key(folder, bytes(range(32)))
     finally:
         os.umask(before)
     path = Path(folder.root) / run_key.FILE
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     assert "run.key" in (path.parent / "README.txt").read_text()
-    assert run_key.load(folder) == bytes(range(32))
+    assert run_key.load_key(folder) == bytes(range(32))
     path.write_bytes(b"short")
     with pytest.raises(RunError, match="has 5 bytes, not 32"):
-        run_key.load(folder)
-    run_key.remove(folder)
-    assert run_key.load(folder) is None
+        run_key.load_key(folder)
+    run_key.remove_key(folder)
+    assert run_key.load_key(folder) is None
 
 
 @pytest.mark.parametrize("begun", ["{}", '{"streams": 1}'])

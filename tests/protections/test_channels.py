@@ -16,7 +16,7 @@ from rayfed import scenario as scenarios
 from rayfed.attacks.matching.idlg import Idlg
 from rayfed.attacks.sealed import attempt
 from rayfed.core.questions import RoundSession
-from rayfed.crypto.layout import UpdateLayout, flat, single
+from rayfed.crypto.layout import UpdateLayout, flatten_update, single
 from rayfed.errors import ScenarioError, UserError
 from rayfed.protections.base import Protection
 from rayfed.protections.channel import ClientRound, Opened, SecureChannel
@@ -65,8 +65,8 @@ class ClearChannel(SecureChannel[Integers, Integers]):
         return self
 
     def protect(self, update: Update, weight: int) -> Integers:
-        vector = np.rint(flat(update) / STEP).astype(np.int64)
-        return Integers(UpdateLayout.of(update), weight * vector, weight)
+        vector = np.rint(flatten_update(update) / STEP).astype(np.int64)
+        return Integers(UpdateLayout.from_update(update), weight * vector, weight)
 
     def observed(self, update: Update, weight: int) -> None:
         return None
@@ -85,7 +85,7 @@ class ClearChannel(SecureChannel[Integers, Integers]):
 
     def opened(self, session: IntegersSession) -> Opened:
         assert session.total is not None
-        tensors, buffers = session.total.layout.named(session.total.vector * STEP)
+        tensors, buffers = session.total.layout.split_by_name(session.total.vector * STEP)
         return single(tensors), single(buffers), session.total.weight
 
 

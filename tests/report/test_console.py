@@ -22,7 +22,7 @@ from rayfed.report.terminal.console import console
 from rayfed.report.terminal.run import RunView
 from rayfed.report.text.leakage import largest_share
 from rayfed.results.sweep_folder import TRIALS, SweepFolder
-from rayfed.runs.api_args import shown
+from rayfed.runs.api_args import open_view
 from rayfed.store.folder import RunFolder
 from rayfed.store.schemas import TABLES
 
@@ -143,7 +143,7 @@ def test_the_python_api_cuts_no_line_that_commands_do_not(
     monkeypatch.delenv("COLUMNS", raising=False)
     line = " ".join(["word"] * 36)
     console().print(line)
-    with shown(True) as view:
+    with open_view(True) as view:
         view.note(line)
     assert capsys.readouterr().out.splitlines() == [line, f"note: {line}"]
     monkeypatch.setenv("COLUMNS", "60")

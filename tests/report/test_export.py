@@ -19,13 +19,13 @@ from matplotlib.figure import Figure
 from rayfed.errors import UserError
 from rayfed.evidence.figures import SHOWN
 from rayfed.evidence.settings import MeanEstimate, settings
-from rayfed.report.export.figures import run_charts, save
-from rayfed.report.export.tables import export
-from rayfed.report.html.explorer import ends, explore, interval
+from rayfed.report.export.figures import run_charts, save_figure
+from rayfed.report.export.tables import export_table
+from rayfed.report.html.explorer import explore, format_interval, interval
 from rayfed.report.html.trade_off import trade_off
 from rayfed.report.text.figures import USELESS, cell_text
 from rayfed.report.text.tables import OF_TWO, SINGLE, UNLIKE, grid
-from rayfed.results.loading import load
+from rayfed.results.loading import open_results
 from rayfed.store.schemas import TABLES
 from tests.helpers.command import run
 from tests.helpers.report_fixtures import make_run
@@ -33,8 +33,8 @@ from tests.helpers.result_fixtures import SIGMA, attacked, outcome, setting, sma
 
 
 def test_csv_has_every_row_and_value(tmp_path: Path) -> None:
-    sweep = load(small_sweep(tmp_path).url)
-    read = pd.read_csv(io.StringIO(export(sweep, "csv")), dtype={"trial": str})
+    sweep = open_results(small_sweep(tmp_path).url)
+    read = pd.read_csv(io.StringIO(export_table(sweep, "csv")), dtype={"trial": str})
     expected = sweep.frame("outcomes")
     assert list(read.columns) == list(expected.columns)
     pd.testing.assert_series_equal(read["psnr"], expected["psnr"])
@@ -45,21 +45,21 @@ def test_csv_has_every_row_and_value(tmp_path: Path) -> None:
 def test_lists_in_csv_are_json(tmp_path: Path) -> None:
     folder = small_run(str(tmp_path), {"arms": {"none": []}})
     folder.write_part("attacks", 0, [attacked("none", "dlg", psnr=9.0, knowledge=["defence", "code"])])
-    [value] = pd.read_csv(io.StringIO(export(load(folder.url), "csv", "attacks")))["knowledge"]
+    [value] = pd.read_csv(io.StringIO(export_table(open_results(folder.url), "csv", "attacks")))["knowledge"]
     assert json.loads(value) == ["defence", "code"]
 
 
 @pytest.mark.parametrize("format", ["csv", "latex", "markdown"])
 @pytest.mark.parametrize("table", ["rounds", "clients", "attacks", "images", "privacy"])
 def test_tables_are_exported_without_their_images(format: str, table: str, tmp_path: Path) -> None:
-    text = export(load(make_run(str(tmp_path), {"none": []}, {"dlg": 1.0}).url), format, table)
+    text = export_table(open_results(make_run(str(tmp_path), {"none": []}, {"dlg": 1.0}).url), format, table)
     assert "arm" in text
     assert "PNG" not in text
     assert ("reconstructed" in text) is False
 
 
 def test_markdown_has_a_row_a_setting_with_its_interval(tmp_path: Path) -> None:
-    lines = export(load(small_sweep(tmp_path).url), "markdown").splitlines()
+    lines = export_table(open_results(small_sweep(tmp_path).url), "markdown").splitlines()
     assert [cell.strip() for cell in lines[0].strip("|").split("|")] == [
         "arm", "sigma", "attack", "test accuracy", "PSNR (dB)", "training time (s)", "sent by clients (MB)"
     ]  # fmt: skip
@@ -72,7 +72,7 @@ def test_one_value_has_no_interval_but_one_over_its_rounds() -> None:
     [one] = settings([row])
     told = {name: interval(name, one.measures[name]) for name in ("psnr", "train_seconds", "epsilon")}
     assert told == {"psnr": "20.0 dB", "train_seconds": "3.7 s (2.1 s to 5.3 s over its rounds)", "epsilon": "11.5"}
-    assert ends("train_seconds", one.measures["train_seconds"]) == "2.1 s to 5.3 s over its rounds"
+    assert format_interval("train_seconds", one.measures["train_seconds"]) == "2.1 s to 5.3 s over its rounds"
 
 
 def test_two_values_stand_in_place_of_an_interval_of_one_degree_of_freedom() -> None:
@@ -91,7 +91,7 @@ def test_two_values_stand_in_place_of_an_interval_of_one_degree_of_freedom() -> 
 @pytest.mark.parametrize("table", ["outcomes", "rounds"])
 def test_markdown_cells_hold_no_html_and_end_no_cell(table: str, tmp_path: Path) -> None:
     arm = "<img src=x onerror=y> a|b & c\nd"
-    text = export(load(make_run(str(tmp_path), {arm: [], "none": []}, {}).url), "markdown", table)
+    text = export_table(open_results(make_run(str(tmp_path), {arm: [], "none": []}, {}).url), "markdown", table)
     assert "&lt;img src=x onerror=y> a&#124;b &amp; c d" in text
     assert "<" not in text
     assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
@@ -100,7 +100,7 @@ def test_markdown_cells_hold_no_html_and_end_no_cell(table: str, tmp_path: Path)
 def test_latex_is_booktabs_and_escaped(tmp_path: Path) -> None:
     folder = small_run(str(tmp_path), {"arms": {"a_b & 50%": []}})
     folder.write_part("attacks", 0, [attacked("a_b & 50%", "my_dlg", psnr=math.inf)])
-    text = export(load(folder.url), "latex")
+    text = export_table(open_results(folder.url), "latex")
     assert [rule for rule in ("toprule", "midrule", "bottomrule") if f"\\{rule}" in text] == [
         "toprule", "midrule", "bottomrule"
     ]  # fmt: skip
@@ -108,7 +108,7 @@ def test_latex_is_booktabs_and_escaped(tmp_path: Path) -> None:
     assert r"my\_dlg" in text
     assert SINGLE in text
     assert r"$\ge$100" in text
-    swept = export(load(small_sweep(tmp_path).url), "latex")
+    swept = export_table(open_results(small_sweep(tmp_path).url), "latex")
     assert r"40.10 $\pm$ 0.25" in swept
     assert "95 \\%" in swept
     assert swept.isascii()
@@ -119,9 +119,9 @@ def test_latex_is_booktabs_and_escaped(tmp_path: Path) -> None:
 def test_latex_fits_two_columns(tmp_path: Path) -> None:
     folder = small_run(str(tmp_path), {"arms": {"none": [], "gaussian": []}})
     folder.write_part("attacks", 0, [attacked(arm, "idlg", psnr=20.0) for arm in ("none", "gaussian")])
-    found = load(folder.url)
-    narrow = export(found, "latex", columns={"arm": None, "psnr": None})
-    wide, raw = export(found, "latex"), export(found, "latex", "attacks")
+    found = open_results(folder.url)
+    narrow = export_table(found, "latex", columns={"arm": None, "psnr": None})
+    wide, raw = export_table(found, "latex"), export_table(found, "latex", "attacks")
     for text, kind in ((narrow, "table"), (wide, "table*"), (raw, "table*")):
         assert text.startswith("% needs \\usepackage{booktabs,graphicx}\n\\begin{" + kind + "}\n\\centering\n")
         assert text.endswith("\\end{tabular}}\n\\end{" + kind + "}\n")
@@ -144,7 +144,7 @@ def test_what_is_proved_is_rounded_to_the_safe_side_and_what_is_not_is_a_dash(fo
     folder.write_part("privacy", 0, rows)
     proved = {"arm": "x", "attack": "a", "defence": "d", "unit": "client", "chance": down, "present": up, "another": up}
     folder.write_part("proved", 0, [proved])
-    private, other = (export(load(folder.url), format, table) for table in ("privacy", "proved"))
+    private, other = (export_table(open_results(folder.url), format, table) for table in ("privacy", "proved"))
     assert (private.count("0.124"), other.count("0.124"), other.count("0.456")) == (len(bounds), 2, 1)
     assert "nan" not in private.lower()
     assert "None" not in private
@@ -159,19 +159,19 @@ def test_attacks_that_do_not_apply_are_named_and_have_no_row(tmp_path: Path) -> 
     silent = {"status": "not applicable", "message": "no text", "psnr": None, "label_accuracy": None}
     met = [attacked("none", "dlg", psnr=20.0), attacked("none", "tag", **silent), attacked("masks", "tag", **silent)]
     folder.write_part("attacks", 0, met)
-    text = export(load(folder.url), "markdown")
+    text = export_table(open_results(folder.url), "markdown")
     rows = [line.split("|")[1:3] for line in text.splitlines() if line.startswith("|")][2:]
     assert [[word.strip() for word in row] for row in rows] == [["none", "dlg"], ["masks", "tag"]]
 
 
 def test_what_does_not_exist_is_named(tmp_path: Path) -> None:
-    sweep, single = load(small_sweep(tmp_path).url), load(small_run(str(tmp_path), {}).url)
+    sweep, single = open_results(small_sweep(tmp_path).url), open_results(small_run(str(tmp_path), {}).url)
     with pytest.raises(UserError, match="did you mean 'markdown'"):
-        export(sweep, "markdwon")
+        export_table(sweep, "markdwon")
     with pytest.raises(UserError, match="did you mean 'rounds'"):
-        export(single, "csv", "round")
+        export_table(single, "csv", "round")
     with pytest.raises(UserError, match=r"no table 'rounds': .*outcomes"):
-        export(sweep, "csv", "rounds")
+        export_table(sweep, "csv", "rounds")
 
 
 def test_the_command_prints_or_writes(tmp_path: Path) -> None:
@@ -274,19 +274,19 @@ def test_an_unfinished_sweep_is_told_and_unlike_seeds_are_not_compared(table: st
     assert "11 of 12 trials ended: unfinished." in caption
     assert r"\textbf" not in output
     assert (UNLIKE in caption) == (table == "outcomes")
-    assert UNLIKE not in export(load(small_sweep(tmp_path / "whole").url), "latex", table)
+    assert UNLIKE not in export_table(open_results(small_sweep(tmp_path / "whole").url), "latex", table)
     assert run("export", sweep.url)[1].startswith("note: 11 of 12"), "the rows, too"
 
 
 def test_pairs_have_the_measures_that_are_asked_for_and_an_accuracy_once(tmp_path: Path) -> None:
     url = small_sweep(tmp_path).url
-    [*rows] = export(load(url), "csv", "paired").splitlines()
+    [*rows] = export_table(open_results(url), "csv", "paired").splitlines()
     assert sum("test_accuracy" in row for row in rows) == 3, "the accuracy of one training, under two attacks"
-    text = export(load(url), "markdown", "paired", {"psnr": "PSNR"})
+    text = export_table(open_results(url), "markdown", "paired", {"psnr": "PSNR"})
     cells = [[cell.strip() for cell in line.split("|")[2:4]] for line in text.splitlines() if line.startswith("|")][2:]
     assert cells == [["dlg", "PSNR"]] * 3 + [["idlg", "PSNR"]] * 3
     with pytest.raises(UserError, match="did you mean 'psnr'"):
-        export(load(url), "markdown", "paired", {"psrn": None})
+        export_table(open_results(url), "markdown", "paired", {"psrn": None})
 
 
 def test_a_figure_has_no_panel_for_what_is_everywhere_the_same() -> None:
@@ -328,7 +328,7 @@ def test_what_broke_off_is_marked_and_counted_and_never_bold() -> None:
 
 
 def test_figures_are_drawn_from_the_tables_rows(tmp_path: Path) -> None:
-    results = load(make_run(str(tmp_path)).url)
+    results = open_results(make_run(str(tmp_path)).url)
     charts = {chart.name: chart for chart in run_charts(results)}
     assert list(charts)[:2] == ["trade_off", "success_rates"]
     rounds = {(row["arm"], row["round"]): row["test_accuracy"] for row in results.table("rounds").to_pylist()}
@@ -343,9 +343,9 @@ def test_figures_are_drawn_from_the_tables_rows(tmp_path: Path) -> None:
 
 
 def test_a_figure_has_truetype_fonts_and_the_same_bytes_each_time(tmp_path: Path) -> None:
-    chart = next(c for c in run_charts(load(make_run(str(tmp_path)).url)) if c.name == "test_accuracy")
+    chart = next(c for c in run_charts(open_results(make_run(str(tmp_path)).url)) if c.name == "test_accuracy")
     for name in ("a", "b"):
-        save(chart, 3.17, tmp_path / name)
+        save_figure(chart, 3.17, tmp_path / name)
     pdf, drawing = ((tmp_path / f"a.{ending}").read_bytes() for ending in ("pdf", "svg"))
     assert (pdf, drawing) == ((tmp_path / "b.pdf").read_bytes(), (tmp_path / "b.svg").read_bytes())
     assert b"/FontFile2" in pdf

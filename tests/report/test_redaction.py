@@ -12,13 +12,13 @@ from rayfed.core.reasons import Reason
 from rayfed.data.sets import TABLE, is_public
 from rayfed.data.sets.digits import Digits
 from rayfed.report import samples
-from rayfed.report.export.redaction import REDACTED, redacted, write_redacted
-from rayfed.report.export.share import sharing
+from rayfed.report.export.redaction import REDACTED, redact, write_redacted
+from rayfed.report.export.share import copy_shareable
 from rayfed.report.html.run import write_report
 from rayfed.report.html.sweep import write_sweep_report
 from rayfed.report.text.formats import LEFT_OUT
 from rayfed.report.text.reasons import REASONS
-from rayfed.results.loading import load
+from rayfed.results.loading import open_results
 from rayfed.results.sweep_folder import SweepFolder
 from rayfed.store.schemas import WANT_OF_TIME
 from tests.helpers.command import run
@@ -68,7 +68,7 @@ def test_a_redacted_page_of_a_sweep_has_nothing_either(tmp_path: Path) -> None:
     sweep.write_outcomes([row | spoilt for row in rows])
     write_sweep_report(sweep)
     assert SECRET in sweep.files.read_text("report.html")
-    page = Path(write_redacted(load(sweep.url))).read_text()
+    page = Path(write_redacted(open_results(sweep.url))).read_text()
     assert SECRET.encode() not in decoded(page)
     assert Page(page).images == []
     assert "sigma 0.001" in page
@@ -81,7 +81,7 @@ TEXT = {k: v for k, v in ROW.items() if k not in ("psnr", "mse")} | {"token_accu
 def test_the_columns_of_a_table_have_numbers_for_names(tmp_path: Path) -> None:
     folder = planted(tmp_path)
     assert COLUMN in str(folder.read_table("attacks").to_pylist())
-    with redacted(load(folder.url)) as copy:
+    with redact(open_results(folder.url)) as copy:
         rows = copy.read_table("attacks").to_pylist()
     assert COLUMN not in str(rows)
     assert rows[0]["columns"] == [{"name": "column 1", "found": True, "guess": None}]
@@ -132,7 +132,7 @@ def test_the_worst_is_one_of_each_arm(tmp_path: Path) -> None:
 
 def test_public_data_are_shown_without_a_warning_and_no_others(tmp_path: Path) -> None:
     folder = make_run(str(tmp_path), {"none": []}, {"dlg": 1.0})
-    assert samples.shown([{"data": {"name": "digits"}}]).mode == "all"
+    assert samples.make_sample_filter([{"data": {"name": "digits"}}]).mode == "all"
     assert samples.warning(folder) is None
     private = (
         "image_folder", "image_table", "image_masks", "hugging_face", "table", "text_table", "words", "arrow", "parquet"
@@ -158,7 +158,7 @@ class Mine(Digits):
     (tmp_path / "ward_data.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     assert not is_public("ward_data:Mine")
-    assert samples.shown([{"data": {"name": "ward_data:Mine"}}]).mode == "reconstructed"
+    assert samples.make_sample_filter([{"data": {"name": "ward_data:Mine"}}]).mode == "reconstructed"
     monkeypatch.setattr(Digits, "is_public", False)  # the component says it, not its name
     assert not is_public("digits")
     assert not is_public({"name": "mnist", "root": "r", "of_another_version": 1, "size": 0})
@@ -166,13 +166,13 @@ class Mine(Digits):
 
 def test_a_sweep_over_data_is_as_private_as_one_of_its_trials(tmp_path: Path) -> None:
     sweep = make_sweep(str(tmp_path), 2, 1)
-    assert samples.of_sweep(sweep).truth
+    assert samples.make_sweep_filter(sweep).truth
     scenario = sweep.scenario
     scenario["sweep"]["fields"]["data"] = ["digits", {"name": "table"}]
     sweep.files.write_text("scenario.yaml", yaml.safe_dump(scenario))
     trial = sweep.trial("trials/0000-0")
     trial.write_text("scenario.yaml", yaml.safe_dump({**trial.scenario(), "data": {"name": "table", "path": "x"}}))
-    assert not samples.of_sweep(SweepFolder(sweep.files)).truth
+    assert not samples.make_sweep_filter(SweepFolder(sweep.files)).truth
     assert samples.warning(sweep.files) is not None
 
 
@@ -182,7 +182,7 @@ def test_no_reason_of_a_sweep_has_a_message_of_an_attack(tmp_path: Path) -> None
     rows[0]["reason"] = f"dlg failed: KeyError: {SECRET}"
     rows[1] |= {"doubt": Reason.NO_ADAPTIVE_ATTACK, "reason": f"dlg failed: KeyError: {SECRET}"}
     sweep.write_outcomes(rows)
-    with sharing(load(sweep.url), str(tmp_path / "copy")) as copy:
+    with copy_shareable(open_results(sweep.url), str(tmp_path / "copy")) as copy:
         found = SweepFolder(copy).outcomes()["reason"].to_pylist()[:3]
     assert found == [LEFT_OUT, REASONS[Reason.NO_ADAPTIVE_ATTACK], None]
 
@@ -194,13 +194,13 @@ def test_messages_that_follow_from_other_columns_stay(tmp_path: Path) -> None:
         KEY | {"victim": 1, "status": "ok", "reason": "masked", "message": SECRET, "batch_size": 1},
     ]
     folder.write_part("attacks", 7, rows)
-    with sharing(load(folder.url), str(tmp_path / "copy")) as copy:
+    with copy_shareable(open_results(folder.url), str(tmp_path / "copy")) as copy:
         assert copy.read_table("attacks")["message"].to_pylist() == [WANT_OF_TIME, REASONS[Reason.MASKED]]
 
 
 def test_no_message_of_an_attack_leaves_with_a_copy(tmp_path: Path) -> None:
     folder = planted(tmp_path / "own")
-    with sharing(load(folder.url), str(tmp_path / "copy")) as copy:
+    with copy_shareable(open_results(folder.url), str(tmp_path / "copy")) as copy:
         for table in ("attacks", "inferences"):
             assert SECRET in str(folder.read_table(table).to_pylist())
             assert SECRET not in str(copy.read_table(table).to_pylist())

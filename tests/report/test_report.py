@@ -116,7 +116,7 @@ def test_accuracies_are_those_of_the_last_round(run: RunFolder, page: Page) -> N
     shown = set(re.findall(r"[\d.]+ %", page.text))
     for row in last:
         for measure in ("test_accuracy", "train_accuracy", "non_member_accuracy", "non_member_mean_accuracy"):
-            assert formats.share(row[measure]) in shown
+            assert formats.format_share(row[measure]) in shown
 
 
 def test_loads_nothing_and_runs_nothing_but_its_own_scripts(page: Page) -> None:
@@ -175,8 +175,8 @@ def test_the_verdicts_are_a_row_for_each_arm_with_its_cost_and_its_guarantee(run
     best = max(row["psnr"] for row in attacks if row["arm"] == "none")
     assert cells["none"]["Max PSNR (dB)"] == f"{best:.1f}"
     assert cells["none"]["Baseline"] == f"{best - 5.0:.1f}"
-    assert cells["none"]["Test accuracy"] == formats.share(arms[0].accuracy)
-    assert cells["prune"]["Test accuracy"].startswith(formats.share(arms[2].accuracy))
+    assert cells["none"]["Test accuracy"] == formats.format_share(arms[0].accuracy)
+    assert cells["prune"]["Test accuracy"].startswith(formats.format_share(arms[2].accuracy))
 
 
 def test_an_arm_with_several_batch_sizes_is_one_row(run: RunFolder) -> None:
@@ -433,23 +433,23 @@ def test_reports_into_other_file_systems(memory: str) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (formats.decibel(math.inf), "exact"),
-        (formats.decibel(100.1), ">100"),
-        (formats.decibel(-3.14), "−3.1"),
-        (formats.decibel(None), "–"),
-        (formats.decibel_mean(100.0), "≥100"),
-        (formats.share(0.9126), "91.3 %"),
-        (formats.share(math.nan), "–"),
-        (formats.points(-0.0131), "−1.3"),
-        (formats.points(0.00001), "±0.0"),
-        (formats.size(999), "999 B"),
-        (formats.size(1_234_567), "1.23 MB"),
-        (formats.duration(0.1234), "0.12 s"),
-        (formats.duration(185), "3 min 05 s"),
-        (formats.duration(7800), "2 h 10 min"),
-        (formats.counts(measure_spread([3.0, 4.0])), "3 to 4"),
-        (formats.counts(measure_spread([2400.0, 2400.0])), "2,400"),
-        (formats.counts(None), "–"),
+        (formats.format_psnr(math.inf), "exact"),
+        (formats.format_psnr(100.1), ">100"),
+        (formats.format_psnr(-3.14), "−3.1"),
+        (formats.format_psnr(None), "–"),
+        (formats.format_mean_psnr(100.0), "≥100"),
+        (formats.format_share(0.9126), "91.3 %"),
+        (formats.format_share(math.nan), "–"),
+        (formats.format_points(-0.0131), "−1.3"),
+        (formats.format_points(0.00001), "±0.0"),
+        (formats.format_bytes(999), "999 B"),
+        (formats.format_bytes(1_234_567), "1.23 MB"),
+        (formats.format_duration(0.1234), "0.12 s"),
+        (formats.format_duration(185), "3 min 05 s"),
+        (formats.format_duration(7800), "2 h 10 min"),
+        (formats.format_counts(measure_spread([3.0, 4.0])), "3 to 4"),
+        (formats.format_counts(measure_spread([2400.0, 2400.0])), "2,400"),
+        (formats.format_counts(None), "–"),
     ],
 )
 def test_numbers_as_people_read_them(text: str, expected: str) -> None:

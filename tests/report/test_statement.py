@@ -16,7 +16,7 @@ from rayfed.report.html.unscored import write_unscored
 from rayfed.report.statement.about import QUESTIONS
 from rayfed.report.statement.content import Statement, StatementSection, StatementTable
 from rayfed.report.statement.page import as_html, as_markdown, write_statement
-from rayfed.results.loading import load
+from rayfed.results.loading import open_results
 from rayfed.store.folder import RunFolder
 from tests.helpers.command import run
 from tests.helpers.redaction_fixtures import KEY, REBUILT, SECRET, TRUE, on, planted
@@ -175,7 +175,7 @@ def test_a_redacted_statement_has_hashes_of_the_worst_sample_and_nothing_of_a_cl
         assert SECRET.replace("-", "_") not in text
         assert sha256(TRUE).hexdigest() in text
         assert sha256(REBUILT).hexdigest() in text
-    assert load(folder.url).scenario["data"]["root"].endswith(SECRET), "the run itself stays as it is"
+    assert open_results(folder.url).scenario["data"]["root"].endswith(SECRET), "the run itself stays as it is"
 
 
 def test_a_redacted_statement_has_no_hash_of_words(tmp_path: Path) -> None:

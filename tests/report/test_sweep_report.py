@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from rayfed.cli import app
 from rayfed.evidence.settings import settings
-from rayfed.report.html.pictures import PicturePair, within
+from rayfed.report.html.pictures import PicturePair, select_within
 from rayfed.report.html.sweep import IMAGES, write_sweep_report
 from rayfed.report.html.sweep_plots import curves
 from rayfed.report.text.guarantees import short_keys_text
@@ -143,7 +143,7 @@ def test_trials_whose_folders_are_gone_have_no_images(tmp_path: Path) -> None:
 
 def test_images_are_taken_setting_by_setting_until_the_page_is_full() -> None:
     pairs = [[PicturePair("x" * 10, "y" * 10, {"rank": rank, "setting": s}) for rank in range(3)] for s in range(2)]
-    chosen = [(pair.row["rank"], pair.row["setting"]) for pair in within(pairs, 70)]
+    chosen = [(pair.row["rank"], pair.row["setting"]) for pair in select_within(pairs, 70)]
     assert chosen == [(0, 0), (0, 1), (1, 0)]
 
 

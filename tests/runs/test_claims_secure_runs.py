@@ -14,7 +14,7 @@ from rayfed import scenario as scenarios
 from rayfed.errors import RunError
 from rayfed.results.sweep_folder import SweepFolder
 from rayfed.runs import runner
-from rayfed.runs.sweeps import SweepRecorder, trials_of
+from rayfed.runs.sweeps import SweepRecorder, make_trials
 from rayfed.scenario import Scenario
 from rayfed.simulation.executors.local import local
 from rayfed.simulation.progress import Progress, SweepProgress
@@ -51,7 +51,7 @@ def left_by(scenario: Scenario, out: Path, state: str, key: bool) -> RunFolder:
     folder.write_text("report.html", "")
     checkpoint.save(folder, Checkpoint(1, {"local": {}, "central": {}}, {}))
     if key:
-        run_key.save(folder, scenario.run_key)
+        run_key.save_key(folder, scenario.run_key)
     return folder
 
 
@@ -164,9 +164,9 @@ def test_a_sweep_removes_the_key_of_a_trial_that_will_not_go_on(error: str | Non
     files.write_text("scenario.yaml", swept.dump())
     sweep = SweepFolder(files)
     trial = sweep.trial("trials/0000-0")
-    run_key.save(trial, bytes(32))
+    run_key.save_key(trial, bytes(32))
     recorder = SweepRecorder(swept, sweep, [], [], SweepProgress())
-    [one] = trials_of({"index": 0, "arm": "local", "values": {"training.lr": 0.1}, "repeats": [0]})
+    [one] = make_trials({"index": 0, "arm": "local", "values": {"training.lr": 0.1}, "repeats": [0]})
     recorder.end([one], error)
     assert [row["status"] for row in recorder.rows] == ["failed" if error else "stopped"]
     assert trial.exists(run_key.FILE) is (error is not None)

@@ -10,7 +10,7 @@ import pytest
 import rayfed
 from rayfed import scenario as scenarios
 from rayfed.errors import ResourceError, RunError
-from rayfed.report.export.share import sharing
+from rayfed.report.export.share import copy_shareable
 from rayfed.report.html.run import write_report
 from rayfed.runs import resume, runner, sweeps
 from rayfed.runs.local_sweep import local_sweep
@@ -80,7 +80,7 @@ def edit(folder: RunFolder, *changes: str) -> None:
 )
 @pytest.mark.parametrize("extend", [False, True])
 def test_what_determined_the_rounds_played_is_not_edited(change: str, field: str, extend: bool, tmp_path: Path) -> None:
-    saved = Checkpoint(0, {}, scenario=resume.what_counts(with_devices(parsed(), NO_GPUS)))
+    saved = Checkpoint(0, {}, scenario=resume.select_determining_fields(with_devices(parsed(), NO_GPUS)))
     with pytest.raises(RunError) as error:
         resume.check_same(RunFolder.at(str(tmp_path)), saved, with_devices(parsed(change), NO_GPUS), extend)
     assert field in str(error.value)
@@ -97,13 +97,13 @@ def test_what_determined_the_rounds_played_is_not_edited(change: str, field: str
     ],
 )
 def test_what_changes_no_result_may_be_edited(change: str, tmp_path: Path) -> None:
-    saved = Checkpoint(0, {}, scenario=resume.what_counts(parsed()))
+    saved = Checkpoint(0, {}, scenario=resume.select_determining_fields(parsed()))
     resume.check_same(RunFolder.at(str(tmp_path)), saved, parsed(change))
 
 
 def test_a_run_of_a_version_without_families_of_attacks_is_continued(tmp_path: Path) -> None:
     scenario = parsed("attacks=[{name: analytic, family: closed}]")
-    saved = resume.what_counts(parsed("attacks=[analytic]"))
+    saved = resume.select_determining_fields(parsed("attacks=[analytic]"))
     for attack in saved["attacks"]:
         del attack["family"]
     resume.check_same(RunFolder.at(str(tmp_path)), Checkpoint(0, {}, scenario=saved), scenario)
@@ -111,7 +111,10 @@ def test_a_run_of_a_version_without_families_of_attacks_is_continued(tmp_path: P
 
 @pytest.mark.parametrize("played", [1, 2])
 def test_what_is_to_come_may_be_edited_where_that_is_asked_for(played: int, tmp_path: Path) -> None:
-    folder, saved = RunFolder.at(str(tmp_path)), Checkpoint(played - 1, {}, scenario=resume.what_counts(parsed()))
+    folder, saved = (
+        RunFolder.at(str(tmp_path)),
+        Checkpoint(played - 1, {}, scenario=resume.select_determining_fields(parsed())),
+    )
     for changes in (LONGER[:1], LONGER):
         with pytest.raises(RunError, match="--extend"):
             resume.check_same(folder, saved, parsed(*changes))
@@ -121,7 +124,7 @@ def test_what_is_to_come_may_be_edited_where_that_is_asked_for(played: int, tmp_
 
 
 def test_rounds_that_are_played_are_not_taken_back(tmp_path: Path) -> None:
-    saved = Checkpoint(1, {}, scenario=resume.what_counts(parsed()))
+    saved = Checkpoint(1, {}, scenario=resume.select_determining_fields(parsed()))
     with pytest.raises(RunError, match=r"federation\.rounds is 1, but 2"):
         resume.check_same(RunFolder.at(str(tmp_path)), saved, parsed("federation.rounds=1"), extend=True)
 
@@ -190,7 +193,7 @@ def test_results_show_the_scenario_that_was_played(tmp_path: Path) -> None:
     page = folder.read_text("report.html")
     assert "scenario.yaml was edited after the run" in page
     assert "lr: 9" not in page
-    with sharing(rayfed.load(folder.url), str(tmp_path / "copy")) as copy:
+    with copy_shareable(rayfed.load(folder.url), str(tmp_path / "copy")) as copy:
         assert copy.scenario() == folder.scenario()
 
 
@@ -294,7 +297,7 @@ def test_a_run_keeps_the_size_of_its_cohorts_when_it_is_resumed(tmp_path: Path) 
     automatic = parsed("federation.clients_per_round=null", "federation.clients=40")
     for gpus in (0, 1):
         began = with_devices(automatic, dict.fromkeys(KINDS, gpus))
-        saved = Checkpoint(0, {}, scenario=resume.what_counts(began))
+        saved = Checkpoint(0, {}, scenario=resume.select_determining_fields(began))
         resumed = with_devices(automatic, resume.same_gpus(saved.scenario, automatic, dict.fromkeys(KINDS, 1)))
         assert plan.cohort_size(resumed) == plan.cohort_size(began)
         resume.check_same(RunFolder.at(str(tmp_path)), saved, resumed)

@@ -22,7 +22,7 @@ from rayfed import scenario as scenarios
 from rayfed.cli import app
 from rayfed.cli.signals import end_on_signals
 from rayfed.errors import Killed, LeaseError, RunError
-from rayfed.results.loading import load
+from rayfed.results.loading import open_results
 from rayfed.runs import runner
 from rayfed.simulation.executors.local import local
 from rayfed.simulation.progress import Progress
@@ -53,7 +53,7 @@ federation: {rounds: 2, clients: 3}
     ],
 )
 def test_every_end_is_one_word_with_what_to_do(error: BaseException, word: str) -> None:
-    assert exits.exit_of(error) == word
+    assert exits.classify_exit(error) == word
 
 
 @pytest.fixture
@@ -195,7 +195,7 @@ with holding(folder, print) as held:
         folder = RunFolder.open(process.stdout.readline().strip())
         assert exits.status(folder)["state"] == "running"
         process.communicate("\n")
-    assert exits.status(folder)["state"] == load(folder.url).status["state"] == "killed"
+    assert exits.status(folder)["state"] == open_results(folder.url).status["state"] == "killed"
 
 
 @pytest.mark.engine

@@ -141,7 +141,7 @@ def _interrupted() -> None:
 
 
 def test_a_copy_of_the_drivers_process_writes_nothing(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    with holding(folder, print) as held:
+    with hold_lease(folder, print) as held:
         held.write_text("log.txt", "")
         with monkeypatch.context() as patched:
             patched.setattr(os, "getpid", lambda: -1)
@@ -219,15 +219,15 @@ def test_the_lease_of_a_dead_process_is_taken_over_at_once(folder: RunFolder) ->
     process = subprocess.Popen([sys.executable, "-c", DIES, folder.url])
     process.wait()
     notes = list[str]()
-    with holding(folder, notes.append) as held:
+    with hold_lease(folder, notes.append) as held:
         assert held.token == 2
         assert notes == [
             f"process {process.pid} on {lease.Holder().host}, the previous driver, has died or does not respond: this "
             "driver continues"
         ]
-        with pytest.raises(LeaseError, match=f"in use by process {lease.Holder().pid} "), holding(folder, print):
+        with pytest.raises(LeaseError, match=f"in use by process {lease.Holder().pid} "), hold_lease(folder, print):
             pass
-    with holding(folder, notes.append) as held:
+    with hold_lease(folder, notes.append) as held:
         assert held.token == 3
     assert len(notes) == 1  # who has ended leaves nothing to take over
 
@@ -236,7 +236,7 @@ def test_unfinished_files_of_a_dead_driver_are_removed(folder: RunFolder) -> Non
     unfinished = [f"{name}.{'0' * 32}.tmp" for name in (".status.json", "checkpoint/clients/.run.key")]
     for name in (*unfinished, ".mine.tmp"):
         folder.write_bytes(name, b"half")
-    with holding(folder, print), holding(folder, print, told=True) as held:
+    with hold_lease(folder, print), hold_lease(folder, print, told=True) as held:
         assert not [name for name in unfinished if held.exists(name)]
     assert folder.exists(".mine.tmp")
 
@@ -246,13 +246,13 @@ def test_a_driver_elsewhere_is_watched(alive: bool, folder: RunFolder, monkeypat
     monkeypatch.setattr(lease, "_process", lambda _: None)  # as where the system says nothing of processes
     monkeypatch.setattr(lease, "RENEWAL", 0.01 if alive else 1e6)
     monkeypatch.setattr(lease, "PATIENCE", 30.0 if alive else 0.05)
-    with holding(folder, print) as held:
+    with hold_lease(folder, print) as held:
         if alive:
-            with pytest.raises(LeaseError), holding(folder, print):
+            with pytest.raises(LeaseError), hold_lease(folder, print):
                 pass
             held.write_text("note", "mine")
         else:
-            with holding(folder, print) as other:
+            with hold_lease(folder, print) as other:
                 other.write_text("note", "its")
             with pytest.raises(LeaseError):
                 held.write_text("note", "mine")
@@ -264,14 +264,14 @@ def test_a_driver_elsewhere_is_watched(alive: bool, folder: RunFolder, monkeypat
 def test_a_lease_that_was_never_written_is_taken_over(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "PATIENCE", 0.05)
     folder.write_bytes("lease/1.json", b"")
-    with holding(folder, print) as held:
+    with hold_lease(folder, print) as held:
         assert held.token == 2
 
 
 def test_what_holds_a_sweep_holds_its_trials(folder: RunFolder) -> None:
-    with holding(folder, print) as held:
+    with hold_lease(folder, print) as held:
         trial = RunFolder(folder.fs, f"{folder.root}/trial", held.lease)
-        with holding(trial, print, told=True) as playing:
+        with hold_lease(trial, print, told=True) as playing:
             playing.write_text("note", "x")
             folder.claim("lease/2.json", b"{}")
             with pytest.raises(LeaseError):

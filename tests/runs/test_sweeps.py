@@ -25,7 +25,7 @@ from rayfed.runs.local_sweep import local_sweep
 from rayfed.runs.sweep_search import TriedSetting, search
 from rayfed.runs.sweeps import SweepExecution, SweepRecorder
 from rayfed.scenario import Scenario
-from rayfed.scenario.trials import planned, scenario_of
+from rayfed.scenario.trials import make_trial_scenario, plan_trials
 from rayfed.simulation.executors.local import local
 from rayfed.simulation.progress import Progress, SweepProgress
 from rayfed.store import exits
@@ -64,7 +64,7 @@ def test_a_round_without_an_evaluation_is_reported_without_one(monkeypatch: pyte
 
 
 def test_a_grid_varies_an_arm_by_its_own_fields_and_those_of_all() -> None:
-    trials = planned(parsed(GRID + ", repeats: 2"))
+    trials = plan_trials(parsed(GRID + ", repeats: 2"))
     assert len(trials) == (1 * 2 + 3 * 2 + 2 * 2) * 2
     assert len({trial.name for trial in trials}) == len(trials)
     assert {trial.arm for trial in trials if RATIO in trial.values} == {"prune"}
@@ -92,8 +92,8 @@ def test_a_trial_reports_the_metrics_that_were_asked_for(monkeypatch: pytest.Mon
 
 def test_a_trial_is_the_scenario_with_one_arm_its_values_and_its_seed() -> None:
     scenario = parsed(GRID + ", repeats: 2", "seed=7")
-    trial = next(t for t in planned(scenario) if t.arm == "noise" and t.repeat == 1 and t.values[NOISE] == 1.0)
-    played = scenario_of(scenario, trial)
+    trial = next(t for t in plan_trials(scenario) if t.arm == "noise" and t.repeat == 1 and t.values[NOISE] == 1.0)
+    played = make_trial_scenario(scenario, trial)
     assert list(played.played) == ["noise"]
     assert played.played["noise"].defences[0].parameters["sigma"] == 1.0
     assert (played.seed, played.sweep, played.training.lr) == (8, None, trial.values["training.lr"])
@@ -102,15 +102,15 @@ def test_a_trial_is_the_scenario_with_one_arm_its_values_and_its_seed() -> None:
 def test_random_draws_lie_in_their_range_and_are_the_same_again() -> None:
     sigma, batch = "{low: 0.001, high: 1, scale: log}", "{low: 1, high: 4, whole: true}"
     text = f"search: random, samples: 60, fields: {{{NOISE}: {sigma}, training.batch_size: {batch}}}"
-    trials = planned(parsed(text))
-    assert trials == planned(parsed(text))
+    trials = plan_trials(parsed(text))
+    assert trials == plan_trials(parsed(text))
     assert len({(trial.arm, repr(trial.values)) for trial in trials}) == len(trials)  # what is drawn twice comes once
     drawn = [trial.values[NOISE] for trial in trials if trial.arm == "noise"]
     assert len(drawn) == 20
     assert all(0.001 <= value <= 1 for value in drawn)
     assert 4 <= sum(value < 0.0316 for value in drawn) <= 16  # half of a log scale
     assert {trial.values["training.batch_size"] for trial in trials} == {1, 2, 3, 4}
-    assert planned(parsed(text, "seed=1")) != trials
+    assert plan_trials(parsed(text, "seed=1")) != trials
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_random_draws_lie_in_their_range_and_are_the_same_again() -> None:
 )
 def test_what_is_wrong_with_a_sweep_is_told(sweep: str, message: str) -> None:
     with pytest.raises(ScenarioError, match=message):
-        planned(parsed(sweep))
+        plan_trials(parsed(sweep))
 
 
 def test_optuna_goes_on_from_what_was_tried() -> None:
@@ -219,7 +219,7 @@ def swept(scenario: Scenario, tmp_path_factory: pytest.TempPathFactory) -> Sweep
 
 
 def test_the_status_names_settings_that_are_not_over(scenario: Scenario, tmp_path: Path) -> None:
-    folder, trials = SweepFolder(RunFolder.create(str(tmp_path), "sweep")), planned(scenario)
+    folder, trials = SweepFolder(RunFolder.create(str(tmp_path), "sweep")), plan_trials(scenario)
     rows = [{"trial": trials[0].name}]
     recorder = sweeps.SweepRecorder(scenario, folder, trials, rows, SweepProgress())
     named = recorder._unplayed()
@@ -230,7 +230,7 @@ def test_the_status_names_settings_that_are_not_over(scenario: Scenario, tmp_pat
 @pytest.mark.engine
 def test_every_trial_is_a_row_and_a_failed_one_says_why(swept: SweepFolder, scenario: Scenario) -> None:
     rows = swept.outcomes().to_pylist()
-    assert [row["trial"] for row in rows] == [trial.name for trial in planned(scenario)]
+    assert [row["trial"] for row in rows] == [trial.name for trial in plan_trials(scenario)]
     for row in rows:
         failed = row["training.lr"] > 1
         assert row["status"] == ("failed" if failed else "finished")
@@ -238,15 +238,15 @@ def test_every_trial_is_a_row_and_a_failed_one_says_why(swept: SweepFolder, scen
         assert (row[NOISE] is not None) == (row["arm"] == "noise")
     assert any("lr" in row["error"] for row in rows if row["error"])
     status = exits.status(swept.files)
-    assert (status["trials_done"], status["trials"]) == (len(planned(scenario)), len(planned(scenario)))
+    assert (status["trials_done"], status["trials"]) == (len(plan_trials(scenario)), len(plan_trials(scenario)))
     assert status["unplayed"] == []
 
 
 def test_a_trial_comes_to_what_its_scenario_comes_to_alone(
     swept: SweepFolder, scenario: Scenario, tmp_path: Path
 ) -> None:
-    trial = next(t for t in planned(scenario) if t.arm == "noise" and t.values["training.lr"] == 0.1)
-    alone = runner.launch(scenario_of(scenario, trial), str(tmp_path), local, Progress())
+    trial = next(t for t in plan_trials(scenario) if t.arm == "noise" and t.values["training.lr"] == 0.1)
+    alone = runner.launch(make_trial_scenario(scenario, trial), str(tmp_path), local, Progress())
     [own] = outcomes(alone)
     [row] = [row for row in swept.outcomes().to_pylist() if row["trial"] == trial.name]
     for name in ("test_accuracy", "test_loss", "psnr", "max_psnr", "ssim", "bytes_up", "images"):

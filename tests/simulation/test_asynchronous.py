@@ -113,7 +113,7 @@ def flown(s: Scenario, rounds: int, work: float = 1e5) -> list[InFlightUpdates]:
     found = []
     for round in range(rounds):
         clients = plan.started(s, round)
-        flights = InFlightUpdates.of(round, clock.begin(arm, round, clients, 0), s.clients_per_round, saved, {})
+        flights = InFlightUpdates.from_state(round, clock.begin(arm, round, clients, 0), s.clients_per_round, saved, {})
         for client in clients:
             flights.made([{"client": client, "sent_bytes": 0}], None)
         flights.advance(clients)

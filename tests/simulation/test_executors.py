@@ -234,10 +234,10 @@ def test_no_cluster_is_named_beside_local(command: str, tmp_path: Path) -> None:
 
 
 def test_the_installed_executor_is_found_by_its_entry_points() -> None:
-    assert executors.brought("ray", "execution") is on_ray
-    assert executors.brought("ray", "sweep_execution") is on_tune
-    assert executors.brought("ray", "starting") is local_ray.starting
-    assert executors.brought("ray", "trainable") is trainable
+    assert executors.load_entry_point("ray", "execution") is on_ray
+    assert executors.load_entry_point("ray", "sweep_execution") is on_tune
+    assert executors.load_entry_point("ray", "starting") is local_ray.starting
+    assert executors.load_entry_point("ray", "trainable") is trainable
 
 
 def test_another_package_can_bring_an_executor(monkeypatch: pytest.MonkeyPatch) -> None:

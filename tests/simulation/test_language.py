@@ -24,7 +24,7 @@ from rayfed.simulation.executors.local import local
 from rayfed.simulation.executors.worker import ClientWorker
 from rayfed.simulation.inputs import prepare
 from rayfed.simulation.progress import Progress
-from rayfed.simulation.rounds.evaluation import guesses
+from rayfed.simulation.rounds.evaluation import measure_baselines
 from tests.helpers.language_fixtures import (
     MASK,
     PAD,
@@ -323,10 +323,10 @@ def test_a_guess_names_each_token_as_often_as_it_occurs() -> None:
         sample=SAMPLE,
         has_places=True,
     )
-    found = guesses(placed, CausalLM())
+    found = measure_baselines(placed, CausalLM())
     assert found["baseline_perplexity"] == pytest.approx(5 / 3**0.6, rel=1e-9)
     assert found["baseline_accuracy"] == pytest.approx(min(1, 0.6 + 1.645 * (0.24 / 2) ** 0.5))
-    assert guesses(placed, PlaceCrossEntropy())["baseline_perplexity"] is None
+    assert measure_baselines(placed, PlaceCrossEntropy())["baseline_perplexity"] is None
 
 
 @pytest.mark.engine

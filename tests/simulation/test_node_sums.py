@@ -24,7 +24,7 @@ from rayfed.simulation.executors.stragglers import Cohort, Portion, Result, port
 from rayfed.simulation.inputs import Inputs
 from rayfed.simulation.progress import Progress
 from rayfed.simulation.rounds import node_sums
-from rayfed.simulation.rounds.node_sums import FAN_IN, NodeSums, homes
+from rayfed.simulation.rounds.node_sums import FAN_IN, NodeSums, assign_homes
 from tests.helpers.portion_fixtures import Adding
 from tests.helpers.run_fixtures import assert_same_bits, weights
 
@@ -123,7 +123,7 @@ def test_no_bit_hangs_on_nodes_order_or_losses(
     numbers = np.random.default_rng(seed).normal(size=count).astype(np.float32)
     runs, names = portions([1.0] * count, calls, nodes), [str(i) for i in range(nodes)]
     world = Nodes(draw, numbers, names, losses, obedient)
-    totals = world.totals(runs, homes([float(len(run)) for run in runs], dict.fromkeys(names, 1)))
+    totals = world.totals(runs, assign_homes([float(len(run)) for run in runs], dict.fromkeys(names, 1)))
     assert [total.tobytes() for total in totals.values()] == [straight(numbers)] * 2
     assert world.most <= FAN_IN
 
@@ -140,13 +140,13 @@ def test_nodes_that_are_lost_again_and_again_lose_the_round() -> None:
     st.dictionaries(st.text(min_size=1, max_size=3), st.integers(1, 16), min_size=1, max_size=8),
 )
 def test_portions_go_to_nodes_in_runs(loads: list[float], nodes: dict[str, int]) -> None:
-    found = homes(loads, nodes)
+    found = assign_homes(loads, nodes)
     assert len(found) == len(loads)
     assert [node for i, node in enumerate(found) if i == 0 or found[i - 1] != node] == sorted(set(found))
 
 
 def test_a_node_gets_work_as_it_has_actors() -> None:
-    found = homes([2.0] * 40, {"a": 1, "b": 2, "c": 7})
+    found = assign_homes([2.0] * 40, {"a": 1, "b": 2, "c": 7})
     assert {node: found.count(node) for node in "abc"} == {"a": 4, "b": 8, "c": 28}
 
 
@@ -157,7 +157,7 @@ def test_few_partial_results_reach_the_server(nodes: int, before: int, after: in
     names = [str(i) for i in range(nodes)]
     assert sum(_branches(run[0], run[-1] + 1) for run in runs) == before
     world = Nodes(random.Random(3), np.zeros(6400, np.float32), names, obedient=True)
-    world.totals(runs, homes([float(len(run)) for run in runs], dict.fromkeys(names, 16)))
+    world.totals(runs, assign_homes([float(len(run)) for run in runs], dict.fromkeys(names, 16)))
     assert world.received == 2 * after
     assert set(world.folded) == set(names)
 

@@ -19,7 +19,7 @@ import rayfed
 from rayfed import registry
 from rayfed import scenario as scenarios
 from rayfed.errors import RunError, ScenarioError, UserError
-from rayfed.evidence.recommend import COSTS, default_costs, parse_bound, recommend
+from rayfed.evidence.recommend import COSTS, default_costs, parse_bound, recommend_setting
 from rayfed.evidence.training import add_virtual_time
 from rayfed.runs import runner
 from rayfed.scenario import Scenario, Training
@@ -31,7 +31,7 @@ from rayfed.simulation.executors.local import LocalExecution, LocalExecutor, loc
 from rayfed.simulation.inputs import prepare
 from rayfed.simulation.progress import Progress
 from rayfed.simulation.virtual_time.clock import LATE, LOST, SMALL, SURPLUS, Clock, RoundClock
-from rayfed.simulation.virtual_time.work import Work, _Counter, counted, processed
+from rayfed.simulation.virtual_time.work import Work, _Counter, count_processed, count_work
 from rayfed.store import checkpoint
 from rayfed.store.folder import RunFolder
 from tests.helpers.progress_fixtures import Interrupted
@@ -237,7 +237,7 @@ def model_flops(batch: int) -> int:
 
 def test_the_work_of_a_step_is_that_of_its_products() -> None:
     inputs = prepare(parsed())
-    work = counted(inputs)["none"]
+    work = count_work(inputs)["none"]
     assert work.fixed == 0
     # the first layer's own input gradient is nobody's
     assert work.per_sample == model_flops(1)
@@ -248,7 +248,7 @@ def test_the_work_of_a_step_is_that_of_its_products() -> None:
 def test_noise_on_the_update_is_no_counted_work_and_per_sample_gradients_are_as_many_products() -> None:
     text = TEXT.replace("mlp, hidden: [4]", "lenet") + "arms:\n  none: []\n  noise: [{name: gaussian, sigma: 0.1}]\n"
     text += "  dp: [{name: dp_sgd, clip: 1, noise_multiplier: 1, delta: 0.001}]\n"
-    work = counted(prepare(parsed(text=text)))
+    work = count_work(prepare(parsed(text=text)))
     assert work["noise"] == work["none"]
     assert 1 <= work["dp"].per_sample / work["none"].per_sample < 1.2  # grouped convolutions, counted once
 
@@ -257,7 +257,7 @@ def test_noise_on_the_update_is_no_counted_work_and_per_sample_gradients_are_as_
 def test_private_training_is_counted_from_the_second_round_on(sampling: str) -> None:
     text = TEXT.replace("mlp, hidden: [4]", "lenet") + "arms:\n  none: []\n"
     text += "".join(f"  split{n}: [{{name: split, private_epochs: {n}}}]\n" for n in (0, 3))
-    work = counted(prepare(parsed(text=text)))
+    work = count_work(prepare(parsed(text=text)))
     training = Training(batch_size=5, epochs=2, sampling=sampling)
     plain, shared, split = (work[name] for name in ("none", "split0", "split3"))
     first = [one.flops(10, training, 0) for one in (plain, shared, split)]
@@ -299,19 +299,19 @@ def recurrent(tmp_path: Path) -> str:
 
 def test_recurrent_layers_are_counted_the_same_with_onednn_and_without(tmp_path: Path) -> None:
     inputs = prepare(parsed(recurrent(tmp_path)))
-    work = counted(inputs)["none"]
+    work = count_work(inputs)["none"]
     gates, steps = 4 * 32, 8
     forward = 2 * steps * gates * (8 + 32)
     # nobody asks for the gradients of the image's rows and of the state before the first of them
     backward = forward + 2 * (steps - 1) * gates * 32
     assert work.per_sample == forward + backward + 3 * 2 * 32 * 10
     with torch.backends.mkldnn.flags(enabled=False):
-        assert counted(inputs)["none"] == work
+        assert count_work(inputs)["none"] == work
 
 
 def test_per_sample_gradients_of_recurrent_layers_are_counted(tmp_path: Path) -> None:
     arms = "arms:\n  none: []\n  dp: [{name: dp_sgd, clip: 1, noise_multiplier: 1, delta: 0.001}]\n"
-    work = counted(prepare(parsed(recurrent(tmp_path), text=TEXT + arms)))
+    work = count_work(prepare(parsed(recurrent(tmp_path), text=TEXT + arms)))
     assert 1 <= work["dp"].per_sample / work["none"].per_sample < 1.5
 
 
@@ -338,7 +338,7 @@ def test_products_of_vectors_batches_and_three_tensors_are_counted(product: Any,
 
 
 def test_memory_is_what_autograd_keeps_and_three_times_the_weights() -> None:
-    work = counted(prepare(parsed()))["none"]
+    work = count_work(prepare(parsed()))["none"]
     assert work.weights == 3 * 4 * (64 * 4 + 4 + 4 * 10 + 10)
     # float32 inputs (flattened), the hidden layer's output, the log-probabilities; int64 labels
     assert 4 * (64 + 4 + 10) <= work.activations <= 4 * (2 * 64 + 3 * 4 + 3 * 10) + 16
@@ -350,7 +350,7 @@ def test_memory_is_what_autograd_keeps_and_three_times_the_weights() -> None:
     [("{momentum: 0.9}", 4), ("{optimiser: adam}", 5), ("{optimiser: adamw}", 5), ("{algorithm: fedsgd}", 3)],
 )
 def test_memory_has_the_optimisers_state(training: str, copies: int) -> None:
-    work = counted(prepare(parsed(f"training={training}")))["none"]
+    work = count_work(prepare(parsed(f"training={training}")))["none"]
     assert work.weights == copies * 4 * (64 * 4 + 4 + 4 * 10 + 10)
 
 
@@ -362,7 +362,7 @@ def test_memory_has_what_is_frozen_and_the_buffers_once(tmp_path: Path) -> None:
         "    return nn.Sequential(nn.Flatten(), body, nn.Linear(1000, 10), nn.BatchNorm1d(10))\n"
     )
     registry.search(str(tmp_path))
-    work = counted(prepare(parsed("model=mostly_frozen:build")))["none"]
+    work = count_work(prepare(parsed("model=mostly_frozen:build")))["none"]
     frozen, trained, statistics = 64 * 1000 + 1000, 1000 * 10 + 10 + 10 + 10, 10 + 10
     assert work.weights == 4 * (frozen + 3 * trained + statistics) + 8  # a count of batches, int64
 
@@ -372,9 +372,9 @@ def test_samples_are_counted_as_often_as_they_are_in_a_batch(samples: int, size:
     from rayfed.simulation.client.local import batches
 
     training = Training(batch_size=size, steps=steps)
-    assert processed(samples, training) == sum(map(len, batches(samples, training, 0)))
+    assert count_processed(samples, training) == sum(map(len, batches(samples, training, 0)))
     poisson = Training(batch_size=size, steps=steps, sampling="poisson")
-    assert processed(samples, poisson) == steps * min(size, samples)
+    assert count_processed(samples, poisson) == steps * min(size, samples)
 
 
 # Rounds
@@ -689,7 +689,7 @@ def test_simulated_time_stands_in_outcomes_report_and_recommendation(tmp_path: P
     for arm in ("none", "prune"):
         own = [row["simulated_seconds"] for row in rows(folder, "rounds") if row["arm"] == arm]
         assert found[arm]["simulated_seconds"] == pytest.approx(sum(own))
-    chosen = recommend(run.settings(), [parse_bound("test_accuracy>=0")])
+    chosen = recommend_setting(run.settings(), [parse_bound("test_accuracy>=0")])
     assert chosen.costs == ("simulated_seconds", "bytes_up")
     assert chosen.chosen.title == "prune"
     last = add_virtual_time([row for row in rows(folder, "rounds") if row["arm"] == "prune"])[-1]

@@ -16,9 +16,9 @@ import torch
 
 from rayfed.errors import RunError
 from rayfed.report.export.share import has_private_states
-from rayfed.report.export.tables import FORMATS, export
+from rayfed.report.export.tables import FORMATS, export_table
 from rayfed.report.html.run import write_report
-from rayfed.results.loading import load
+from rayfed.results.loading import open_results
 from rayfed.results.sweep_folder import SweepFolder
 from rayfed.simulation.client.failures import Failed, attempt
 from rayfed.store import checkpoint, run_key
@@ -88,7 +88,7 @@ def test_on_a_local_disk_only_the_owner_enters_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("format", FORMATS)
 def test_no_exported_table_has_private_states(format: str, name: str, tmp_path: Path) -> None:
     folder = with_private_state(make_run(str(tmp_path), {"none": []}, {"dlg": 1.0}))
-    text = export(load(folder.url), format, name)
+    text = export_table(open_results(folder.url), format, name)
     assert SECRET not in text
     assert "PNG" not in text
 
@@ -108,8 +108,8 @@ def test_a_shared_copy_has_no_private_state_and_nobodys_samples(tmp_path: Path) 
     pictures = [base64.b64encode(row["true"]) for row in folder.read_table("images").to_pylist()]
     assert any(picture in folder.read_bytes("report.html") for picture in pictures)
     assert not any(picture in files["report.html"] for picture in pictures)
-    copy = load(str(tmp_path / "copy"))
-    assert copy.frame("outcomes").equals(load(folder.url).frame("outcomes"))
+    copy = open_results(str(tmp_path / "copy"))
+    assert copy.frame("outcomes").equals(open_results(folder.url).frame("outcomes"))
 
 
 def test_a_shared_sweep_has_none_either(tmp_path: Path) -> None:
@@ -119,7 +119,9 @@ def test_a_shared_sweep_has_none_either(tmp_path: Path) -> None:
     assert "outcomes.parquet" in files
     assert "trials/0001-0/scenario.yaml" in files
     assert not [name for name in files if {"checkpoint", "images", "texts", "snapshots"} & set(name.split("/"))]
-    copied, own = (load(url).frame("outcomes").drop(columns="error") for url in (str(tmp_path / "copy"), sweep.url))
+    copied, own = (
+        open_results(url).frame("outcomes").drop(columns="error") for url in (str(tmp_path / "copy"), sweep.url)
+    )
     assert copied.equals(own)
 
 
@@ -172,11 +174,11 @@ def test_export_warns_where_the_run_holds_private_states(private: bool, tmp_path
 def test_a_secure_run_holds_something_private_until_its_key_is_gone(of: str, tmp_path: Path) -> None:
     sweep = make_sweep(str(tmp_path), 2, 1)
     folder = sweep.trial("trials/0000-0")
-    results = load(sweep.url if of == "trial" else folder.url)
+    results = open_results(sweep.url if of == "trial" else folder.url)
     assert not has_private_states(results)
-    run_key.save(folder, bytes(32))
+    run_key.save_key(folder, bytes(32))
     assert has_private_states(results)
-    run_key.remove(folder)
+    run_key.remove_key(folder)
     assert folder.exists("checkpoint/clients/README.txt")
     assert not has_private_states(results)
     with_private_state(folder)

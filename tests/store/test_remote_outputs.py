@@ -19,7 +19,7 @@ import rayfed
 from rayfed.cli import app
 from rayfed.errors import LeaseError
 from rayfed.store.folder import RunFolder
-from rayfed.store.lease import holding
+from rayfed.store.lease import hold_lease
 from tests.conftest import imported
 from tests.helpers.cluster_fixtures import document
 from tests.helpers.run_fixtures import assert_same_bits, weights
@@ -150,11 +150,11 @@ def test_two_launches_in_the_same_second_have_two_folders(bucket: str) -> None:
 
 def test_one_driver_at_a_time_on_an_object_store(bucket: str) -> None:
     folder = RunFolder.create(bucket, "t")
-    with holding(folder, print) as held:
+    with hold_lease(folder, print) as held:
         held.write_text("note", "mine")
-        with pytest.raises(LeaseError), holding(folder, print):
+        with pytest.raises(LeaseError), hold_lease(folder, print):
             pass
-        with holding(folder, print, told=True) as other:
+        with hold_lease(folder, print, told=True) as other:
             other.write_text("note", "its")
             for change in (lambda: held.write_text("note", "mine"), lambda: held.remove("note")):
                 with pytest.raises(LeaseError):

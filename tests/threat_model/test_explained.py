@@ -17,7 +17,7 @@ from rayfed.core.reasons import Reason
 from rayfed.defences.base import Defence, Task, UpdateMethod
 from rayfed.defences.declarations import normal_log_likelihood
 from rayfed.evidence.criteria import Criterion
-from rayfed.evidence.findings import GRADIENT_FIT_TOL, findings
+from rayfed.evidence.findings import GRADIENT_FIT_TOL, compute_findings
 from rayfed.registry import component
 from rayfed.simulation.client.server_message import Sent
 from rayfed.simulation.client.visit import ObservationRequest, Truth
@@ -333,7 +333,7 @@ def test_a_sample_that_a_few_others_hide_is_not_acquitted(model: str, few: bool)
     others = rows(1 - truth.inputs if few else truth.inputs.flip(3))
     assert all(row["fit"] <= GRADIENT_FIT_TOL for row in others)
     assert all((row["between"] > 0.1) if few else (row["between"] <= GRADIENT_FIT_TOL) for row in others)
-    [told] = findings(others, Criterion("pixels", 20.0))
+    [told] = compute_findings(others, Criterion("pixels", 20.0))
     assert (told.state, told.reason) == (
         ("inconclusive", Reason.FEW_SAMPLES_FIT) if few else ("not reconstructed", None)
     )
@@ -373,7 +373,7 @@ def test_a_text_that_another_hides_is_not_acquitted() -> None:
     other, same = found(truth.inputs ^ 1), found(truth.inputs)
     assert other["fit"] <= GRADIENT_FIT_TOL
     assert (other["between"], same["between"]) == (torch.inf, None)
-    [told] = findings([other], Criterion("tokens", 1.0))
+    [told] = compute_findings([other], Criterion("tokens", 1.0))
     assert (told.state, told.reason) == ("inconclusive", Reason.FEW_SAMPLES_FIT)
 
 

@@ -46,7 +46,7 @@ from rayfed.report.text.reasons import (
 from rayfed.report.text.settings import weakness_text
 from rayfed.report.text.summary import subject_text
 from rayfed.report.text.sweeps import sweep_verdicts
-from rayfed.store.exits import advice
+from rayfed.store.exits import advise_on_state
 from rayfed.store.finding import (
     Attacker,
     Doubt,
@@ -65,7 +65,7 @@ from rayfed.store.finding import (
 from tests.helpers.result_fixtures import setting
 
 ADAPTIVE = Attacker("dlg", ("defence", "code"))
-CRITERION = Criterion.of("pixels", 15.0)
+CRITERION = Criterion.from_modality("pixels", 15.0)
 CHECK = Check("noise", 4, Bound("psnr", 15.0), GateState.INCONCLUSIVE, 9.0, ADAPTIVE, samples=8)
 SHARE = Check("noise", None, Bound("membership.auc", 0.6), GateState.INCONCLUSIVE, 0.55, ("loss",), samples=8)
 CURVE = Roc(Estimate(0.7, 0.6, 0.8), Estimate(0.5, 0.4, 0.6), {0.01: Estimate(0.2, 0.1, 0.3), 0.001: None}, 50, 50)
@@ -126,7 +126,7 @@ def _sentences() -> Iterator[tuple[str, str]]:
 def _on_runs() -> Iterator[tuple[str, str]]:
     for kind in ("training", "attack"):
         for state in ("running", "finished", "failed", "interrupted", "killed", "fenced"):
-            yield f"advice {kind} {state}", advice(state, kind, "RUN")
+            yield f"advice {kind} {state}", advise_on_state(state, kind, "RUN")
     attacked = {"kind": "attack", "weights": "initial"}
     for model in ({}, {"state": "w.pt"}, {"name": "hf"}, {"name": "my:Net"}):
         yield "subject", subject_text(_scenario(**model), attacked, [{"round": 0}])

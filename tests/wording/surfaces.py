@@ -16,10 +16,10 @@ from rich.console import Console
 from rayfed import scenario as scenarios
 from rayfed.attacks.progress import Standing
 from rayfed.cli.bounds import parse_bounds
-from rayfed.evidence.recommend import parse_bound, recommend
+from rayfed.evidence.recommend import parse_bound, recommend_setting
 from rayfed.evidence.rows import Row
 from rayfed.evidence.settings import settings
-from rayfed.report.export.tables import export
+from rayfed.report.export.tables import export_table
 from rayfed.report.gate import GatedRun, Ruling
 from rayfed.report.html.run import write_report
 from rayfed.report.html.sweep import write_sweep_report
@@ -29,7 +29,7 @@ from rayfed.report.terminal import run
 from rayfed.report.terminal.run import RunView
 from rayfed.report.terminal.sweep import SweepView
 from rayfed.report.text import recommendation
-from rayfed.results.loading import load
+from rayfed.results.loading import open_results
 from rayfed.store.exits import status
 from rayfed.version import __version__
 from tests.helpers.report_fixtures import make_sweep
@@ -160,8 +160,8 @@ def gate(cases: Sequence[Case]) -> str:
 
 def tables(cases: Sequence[Case]) -> str:
     """Return the exported table of results of each run, and the tables of a sweep."""
-    texts = [export(load(case.folder.url), "markdown") for case in cases]
-    latex = export(load(cases[0].folder.url), "latex").splitlines()
+    texts = [export_table(open_results(case.folder.url), "markdown") for case in cases]
+    latex = export_table(open_results(cases[0].folder.url), "latex").splitlines()
     captions = [line for line in latex if line.startswith("\\caption")]
     return "\n".join([_in_sections(cases, texts), *captions])
 
@@ -176,14 +176,14 @@ def sweep() -> str:
         rows = simple.outcomes().to_pylist()
         output = StringIO()
         SweepView(Console(file=output, width=200)).finished(rows, simple.fields, "report.html")
-        results = load(simple.url)
+        results = open_results(simple.url)
         texts = {
             "page": _visible(made.files.read_text("report.html")),
             "terminal": output.getvalue(),
             "recommendation": "\n".join(_recommended(rows, simple.fields)),
-            "unfinished": str(load(make_sweep(f"{folder}/whole", 2, 1).url).unfinished),
-            "table": export(results, "markdown"),
-            "paired differences": export(results, "markdown", "paired"),
+            "unfinished": str(open_results(make_sweep(f"{folder}/whole", 2, 1).url).unfinished),
+            "table": export_table(results, "markdown"),
+            "paired differences": export_table(results, "markdown", "paired"),
         }
         return mask("\n".join(f"=== {name} ===\n{text.strip()}\n" for name, text in texts.items()), folder)
 
@@ -191,9 +191,11 @@ def sweep() -> str:
 def _recommended(rows: Sequence[Row], fields: Sequence[str]) -> Iterator[str]:
     """Return a recommendation that satisfies the bounds, and one that exceeds them."""
     for limit in (15, 1):
-        found = recommend(settings(rows, fields), [parse_bound(f"psnr<={limit}"), parse_bound("test_accuracy>=0.9")])
-        yield recommendation.answer(found)
-        yield from (" | ".join(recommendation.judged(check)) for check in found.chosen.checks)
+        found = recommend_setting(
+            settings(rows, fields), [parse_bound(f"psnr<={limit}"), parse_bound("test_accuracy>=0.9")]
+        )
+        yield recommendation.recommendation_text(found)
+        yield from (" | ".join(recommendation.check_cells(check)) for check in found.chosen.checks)
         yield from recommendation.remarks(found)
 
 

@@ -98,5 +98,5 @@ class Gan(OneByOne):
 
 def _initialised(image_shape: tuple[int, ...], generator: torch.Generator) -> Generator:
     """Return a generator whose weights are seeded from `generator`."""
-    with seeds.global_stream(seeds.drawn(generator)):
+    with seeds.global_stream(seeds.sample_key(generator)):
         return Generator(image_shape)

@@ -184,7 +184,7 @@ class Makers:
 
 def _drawn(image_shape: tuple[int, ...], classes: int, generator: torch.Generator) -> Generator:
     """Return a generator with PyTorch's default initialisation, seeded from `generator`."""
-    with seeds.global_stream(seeds.drawn(generator)):
+    with seeds.global_stream(seeds.sample_key(generator)):
         return Generator(image_shape, classes)
 
 

@@ -27,7 +27,7 @@ from rayfed.attacks.matching.replay import Replayed
 from rayfed.attacks.matching.second_derivatives import DIFFERENCED, TOGETHER, Way, way_of
 from rayfed.attacks.matching.sent import Sent, sign_nats, wrong_signs
 from rayfed.core import losses
-from rayfed.core.memory import Fitting, most_held
+from rayfed.core.memory import Fitting, measure_most_held
 from rayfed.errors import UserError, nearest
 from rayfed.gradients import clipped, unflatten
 from rayfed.update import LocalTraining, Named, Observation
@@ -275,7 +275,7 @@ class Matching:
         if self.fitting.each is None:
             dtype, generator = next(iter(self.targets.values())).dtype, torch.Generator().manual_seed(0)
             point = torch.rand(1, self.dimension, generator=generator, dtype=dtype)
-            self.fitting.each = most_held(lambda: self.value_and_gradient(point, torch.tensor([0])))
+            self.fitting.each = measure_most_held(lambda: self.value_and_gradient(point, torch.tensor([0])))
         return self.fitting.each
 
     def images(self, points: Tensor) -> Tensor:

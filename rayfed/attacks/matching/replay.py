@@ -13,7 +13,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from rayfed.core.memory import give_back_cache, undivided
+from rayfed.core.memory import forbid_halving, give_back_cache
 
 Objective = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Points (P, D) -> values (P,) and gradients (P, D), without side effects such as counters or random numbers."""
@@ -87,7 +87,7 @@ def _captured(objective: Objective, points: Tensor) -> tuple[torch.cuda.CUDAGrap
     before, stream = torch.cuda.current_stream(), _side_stream()
     stream.wait_stream(before)
     give_back_cache()  # the graph has a separate memory pool and cannot use the cache of normal calls
-    with undivided():
+    with forbid_halving():
         with torch.cuda.stream(stream), _refusing_to_wait():
             objective(points)  # keeps setup of libraries for this stream out of the capture
         torch.cuda.synchronize()

@@ -35,7 +35,7 @@ class Parts(Sequence[np.ndarray]):
     """Ends of the clients' indices, (clients,) int64."""
 
     @classmethod
-    def of(cls, parts: Iterable[np.ndarray]) -> Parts:
+    def from_indices(cls, parts: Iterable[np.ndarray]) -> Parts:
         """Build a `Parts` object from a sequence with one array of sample indices per client."""
         if isinstance(parts, Parts):
             return parts
@@ -93,7 +93,7 @@ def hold_out(part: np.ndarray, labels: np.ndarray, share: float) -> tuple[np.nda
 
 def label_mix(labels: np.ndarray, parts: Sequence[np.ndarray], classes: int) -> np.ndarray:
     """Return the number of samples that each client has of each class, (clients, classes) int64."""
-    every = Parts.of(parts)
+    every = Parts.from_indices(parts)
     owners = np.repeat(np.arange(len(every)), every.sizes)
     held = np.bincount(owners * classes + labels[every.indices], minlength=len(every) * classes)
     return held.reshape(len(every), classes)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rayfed.core.files import local_path
 from rayfed.data.base import Dataset, Source
-from rayfed.data.mapped import mapped
+from rayfed.data.mapped import open_mapped
 from rayfed.errors import DataError
 from rayfed.registry import component
 
@@ -20,7 +20,7 @@ class Arrow(Source):
 
     def load(self) -> Dataset:
         """Open the data set without reading the images; raise `DataError` if `size` differs from the images' size."""
-        data = mapped(str(local_path(self.path).resolve()), self.train_samples, self.test_samples)
+        data = open_mapped(str(local_path(self.path).resolve()), self.train_samples, self.test_samples)
         if self.size is not None and data.sample.shape[1:] != (self.size, self.size):
             raise DataError(
                 f"data.size: the images in {self.path} are {data.sample.shape[1]}x{data.sample.shape[2]} (height x "

@@ -15,7 +15,7 @@ from rayfed.core.documents import read_json
 from rayfed.core.files import local_path
 from rayfed.data.base import Source, StoredSplit
 from rayfed.data.files import is_sample
-from rayfed.data.sets.parquet import named, read_parquet
+from rayfed.data.sets.parquet import as_columns, read_parquet
 from rayfed.errors import DataError
 from rayfed.registry import component
 
@@ -50,7 +50,7 @@ class HuggingFaceImages(Source):
                 raise DataError(f"{root} has no split '{asked}' in Parquet or Arrow files; choose from {known}")
         test = self.test or next((other for other in TESTS if other in found and other != name), None)
         files = found[name], [] if test is None else found[test]
-        return read_parquet(*files, named(self.image_column), named(self.label_column))
+        return read_parquet(*files, as_columns(self.image_column), as_columns(self.label_column))
 
 
 def splits(root: Path) -> dict[str, list[Path]]:

@@ -12,12 +12,12 @@ from pydantic import Field
 
 from rayfed.core.files import local_path
 from rayfed.core.objective import NO_TARGET
-from rayfed.data.base import Dataset, StoredSplit, at_most, hold_out_fifth
+from rayfed.data.base import Dataset, StoredSplit, hold_out_fifth, limit_split
 from rayfed.data.files import is_image, is_sample, notes_on_files
-from rayfed.data.images import Encoded, decode
+from rayfed.data.images import Encoded, decode_images
 from rayfed.data.kinds import is_parquet
 from rayfed.data.masks import UNCOUNTED, decode_masks
-from rayfed.data.sets.parquet import parquet_files, read_columns, schema_of
+from rayfed.data.sets.parquet import parquet_files, read_columns, read_schema
 from rayfed.errors import DataError, nearest
 from rayfed.registry import component
 
@@ -79,7 +79,7 @@ class ImageMasks:
         """
         train, test = self._pairs()
         pictures, files = ([pair[part] for pair in (*train, *test)] for part in (0, 1))
-        images = decode(pictures, self.size)
+        images = decode_images(pictures, self.size)
         masks, turned = decode_masks(files, pictures, self.size)
         classes, count = self._named(files, masks, len(train)), len(train)
         remarks = (*self._notes(), *((_TURNED.format(turned),) if turned else ()))
@@ -100,7 +100,7 @@ class ImageMasks:
         splits = [StoredSplit(np.arange(len(part)), np.zeros(len(part), np.int64)) for part in parts]
         halves = splits if len(splits) > 1 else hold_out_fifth(splits[0], str(root))
         asked = ("train_samples", self.train_samples), ("test_samples", self.test_samples)
-        chosen = [at_most(samples, half, field) for (field, samples), half in zip(asked, halves, strict=True)]
+        chosen = [limit_split(samples, half, field) for (field, samples), half in zip(asked, halves, strict=True)]
         train, test = (
             [part[int(row)] for row in np.asarray(half.images)]
             for part, half in zip((parts[0], parts[-1]), chosen, strict=True)
@@ -181,7 +181,7 @@ def _holds_masks(path: Path) -> bool:
     column = mask_column(path)
     if column is None or "label" in map(str.lower, _names(path)):
         return False
-    kind = schema_of(path).field(column).type
+    kind = read_schema(path).field(column).type
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_struct(kind))
 
 
@@ -193,7 +193,7 @@ def mask_column(path: Path) -> str | None:
 
 def _names(path: Path) -> list[str]:
     try:
-        names: list[str] = schema_of(path).names
+        names: list[str] = read_schema(path).names
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {error}; expected a complete Parquet file") from error
     return names

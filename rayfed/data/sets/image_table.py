@@ -44,7 +44,7 @@ class ImageTable(Source):
     def read(self) -> tuple[StoredSplit, StoredSplit, tuple[str, ...]]:
         """Read the images in the order of the table; classes are sorted by number, or else by name."""
         paths, root = self._places()
-        files = FolderImages.of(root)
+        files = FolderImages.from_folder(root)
         rows = [self._rows(path, files) for path in paths]
         classes = by_value({label for _, labels in rows for label in labels})
         numbers = {name: number for number, name in enumerate(classes)}
@@ -56,7 +56,7 @@ class ImageTable(Source):
     def notes(self) -> Iterator[str]:
         """Yield notes on the layout of the tables, and on unused files."""
         paths, root = self._places()
-        files = FolderImages.of(root)
+        files = FolderImages.from_folder(root)
         for path in paths:
             yield from read_table(path).notes
         used = {image.data for path in paths for image in self._rows(path, files)[0]}
@@ -85,7 +85,7 @@ class FolderImages:
         self._root, self._known = root, known
 
     @classmethod
-    def of(cls, root: Path) -> FolderImages:
+    def from_folder(cls, root: Path) -> FolderImages:
         """List the images in a folder and its subfolders; raise `DataError` if there is no such folder."""
         if not root.is_dir():
             raise DataError(f"{root} is not a folder; expected the folder of the images")
@@ -130,7 +130,7 @@ def _names_images(path: Path) -> bool:
             return False
         raise
     found = _column_of_files(read)
-    return found is not None and FolderImages.of(path.parent).has(_first(read, found))
+    return found is not None and FolderImages.from_folder(path.parent).has(_first(read, found))
 
 
 def _column_of_files(read: Read) -> str | None:

@@ -59,10 +59,10 @@ class Parquet(Source):
         """Read the train and test split in stored order; files are sorted by name."""
         train = parquet_files(self.train)
         test = parquet_files(self.test) if self.test is not None else []
-        return read_parquet(train, test, named(self.image_column), named(self.label_column))
+        return read_parquet(train, test, as_columns(self.image_column), as_columns(self.label_column))
 
 
-def named(column: str | None) -> tuple[str, ...]:
+def as_columns(column: str | None) -> tuple[str, ...]:
     """Return the requested column name as a tuple; empty if no column was requested."""
     return () if column is None else (column,)
 
@@ -121,7 +121,7 @@ def parquet_files(path: Path) -> list[Path]:
 
 def _read_file(path: Path, image_columns: Sequence[str], label_columns: Sequence[str]) -> _Shard:
     with _read(path):
-        schema = schema_of(path)
+        schema = read_schema(path)
         features = _features(path, schema)
         image_column = _column(path, schema, image_columns, lambda: _image_columns(schema, features))
         label_column = _column(path, schema, label_columns, lambda: _label_columns(schema, features), "label")
@@ -196,7 +196,7 @@ def _outputs(shards: Sequence[_Shard]) -> tuple[str, ...]:
     return tuple(map(str, range(shards[0].labels.shape[1])))
 
 
-def schema_of(path: Path) -> pa.Schema:
+def read_schema(path: Path) -> pa.Schema:
     """Return the Arrow schema of a Parquet or Arrow file."""
     if path.suffix != ".arrow":
         return pq.read_schema(path)

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from rayfed.data.base import Source, StoredSplit, hold_out_fifth
-from rayfed.data.images import Encoded, decode
+from rayfed.data.images import Encoded, decode_images
 from rayfed.errors import DataError
 from rayfed.registry import component
 
@@ -56,7 +56,7 @@ def _patches(package: str, name: str, size: int) -> np.ndarray:
     path = Path(str(files(package) / name))
     if not path.is_file():
         raise DataError(f"{path} is missing, but it is part of {package.partition('.')[0]}: reinstall that package")
-    photo = decode([Encoded(str(path), path)], None)[0]
+    photo = decode_images([Encoded(str(path), path)], None)[0]
     down, across = photo.shape[1] // size, photo.shape[2] // size
     if not down * across:
         raise DataError(

@@ -22,7 +22,7 @@ from pydantic import Field
 
 from rayfed.core.documents import yaml_flow
 from rayfed.core.files import local_path
-from rayfed.data.base import Dataset, StoredSplit, at_most, check_numbers, scaled_numbers, stratified
+from rayfed.data.base import Dataset, StoredSplit, check_numbers, limit_split, scaled_numbers, stratified
 from rayfed.data.kinds import is_parquet
 from rayfed.data.layouts import DATE
 from rayfed.data.tables import Read, read_table
@@ -77,8 +77,8 @@ class Tabular:
         images = codes[:, None, None, :]
         if labels.dtype.kind == "f":
             labels = _scaled(labels, trained, classes)
-        train = at_most(self.train_samples, StoredSplit(images[trained], labels[trained]), "train_samples")
-        test = at_most(self.test_samples, StoredSplit(images[tested], labels[tested]), "test_samples")
+        train = limit_split(self.train_samples, StoredSplit(images[trained], labels[trained]), "train_samples")
+        test = limit_split(self.test_samples, StoredSplit(images[tested], labels[tested]), "test_samples")
         assert isinstance(train.images, np.ndarray)
         assert isinstance(test.images, np.ndarray)
         remarks = (*self.notes(), *(said for _, said in filled.values() if said), *_numbering(values))

@@ -14,9 +14,9 @@ import numpy as np
 from pydantic import Field
 
 from rayfed.core.files import local_path
-from rayfed.data.base import Dataset, StoredSplit, at_most
+from rayfed.data.base import Dataset, StoredSplit, limit_split
 from rayfed.data.files import is_left_by_tools, is_sample
-from rayfed.data.tokens import BYTES, TokenReader, learnt, load_tokenizer
+from rayfed.data.tokens import BYTES, TokenReader, learn_tokens, load_tokenizer
 from rayfed.errors import DataError
 from rayfed.registry import component
 from rayfed.samples import MOST_TOKENS, Modality
@@ -64,15 +64,15 @@ class Text:
             self._windows(reader, {name: [pair[half] for pair in pairs] for name, pairs in cut.items()}, split)
             for half, split in enumerate(("training", "test"))
         )
-        train = at_most(self.train_samples, train, "train_samples")
-        test = at_most(self.test_samples, test, "test_samples")
+        train = limit_split(self.train_samples, train, "train_samples")
+        test = limit_split(self.test_samples, test, "test_samples")
         assert isinstance(train.images, np.ndarray)
         assert isinstance(test.images, np.ndarray)
         sample = reader.sample(self.length, padded=False)
         return Dataset(train.images, train.labels, test.images, test.labels, tuple(texts), sample=sample)
 
     def _reader(self, texts: list[str]) -> TokenReader:
-        return learnt(texts, self.vocabulary) if self.tokenizer is None else load_tokenizer(self.tokenizer)
+        return learn_tokens(texts, self.vocabulary) if self.tokenizer is None else load_tokenizer(self.tokenizer)
 
     def _windows(self, reader: TokenReader, texts: dict[str, list[str]], split: str) -> StoredSplit:
         """Return all windows of a split: token ids (N, length) int64 and labels (N,)."""

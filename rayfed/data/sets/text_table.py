@@ -11,10 +11,10 @@ import pyarrow as pa
 from pydantic import Field
 
 from rayfed.core.files import local_path
-from rayfed.data.base import Dataset, StoredSplit, at_most, hold_out_fifth
+from rayfed.data.base import Dataset, StoredSplit, hold_out_fifth, limit_split
 from rayfed.data.files import LABEL_COLUMNS, by_value
 from rayfed.data.tables import Read, read_table
-from rayfed.data.tokens import BYTES, TokenReader, learnt, load_tokenizer
+from rayfed.data.tokens import BYTES, TokenReader, learn_tokens, load_tokenizer
 from rayfed.errors import DataError
 from rayfed.registry import component
 from rayfed.samples import MOST_TOKENS, Modality
@@ -92,8 +92,8 @@ class TextTable:
             for texts, labels in parts
         ]
         train, test = splits if self.test else hold_out_fifth(splits[0], str(self.path))
-        train = at_most(self.train_samples, train, "train_samples")
-        test = at_most(self.test_samples, test, "test_samples")
+        train = limit_split(self.train_samples, train, "train_samples")
+        test = limit_split(self.test_samples, test, "test_samples")
         halves = ((parts[0], train), (parts[-1], test))
         taken = [_rows(texts, split) for (texts, _), split in halves]
         reader = self._reader([" ".join(words) for words in taken[0]] if in_words else taken[0])
@@ -123,7 +123,7 @@ class TextTable:
 
     def _reader(self, texts: Sequence[str]) -> TokenReader:
         if self.tokenizer is None:
-            return learnt(texts, self.vocabulary, pad=True)
+            return learn_tokens(texts, self.vocabulary, pad=True)
         reader = load_tokenizer(self.tokenizer)
         if reader.pad is None:
             raise DataError(

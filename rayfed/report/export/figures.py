@@ -77,7 +77,7 @@ def write_figures(results: Results, out: str) -> list[str]:
             name = re.sub(r"[^\w.-]+", "-", chart.name)
             Path(out, f"{name}.csv").write_text(as_csv(chart.rows), encoding="utf-8")
             for ending, width in WIDTHS.items():
-                save(chart, width, Path(out, f"{name}{ending}"))
+                save_figure(chart, width, Path(out, f"{name}{ending}"))
             names.append(name)
     except OSError as error:
         raise UserError(f"cannot write figures to {out}: {error}") from error
@@ -113,7 +113,7 @@ def sweep_charts(sweep: Results) -> list[Chart]:
     return [*([chart] if chart else []), *(curve.chart for curve in curves(settings, axes, arms))]
 
 
-def save(chart: Chart, width: float, path: Path) -> None:
+def save_figure(chart: Chart, width: float, path: Path) -> None:
     """Write a chart as PDF and SVG with the given width in inches, without timestamps."""
     legend = chart.legend if len(chart.legend) > 1 else []
     longest = max((len(name) for name, _ in legend), default=0)

@@ -18,7 +18,7 @@ from typing import Any
 from rayfed import registry
 from rayfed.core.documents import dump_yaml
 from rayfed.evidence.verdicts import VERDICTS, read_evidence
-from rayfed.report.export.share import rewritten, sharing
+from rayfed.report.export.share import copy_shareable, rewrite_columns
 from rayfed.report.html.run import write_report
 from rayfed.report.html.sweep import write_sweep_report
 from rayfed.report.text.formats import LEFT_OUT
@@ -39,7 +39,7 @@ _KEPT = ("arm", "attack", "status", "trial", "run", "verdict", "result", "doubt"
 
 def write_redacted(results: Results) -> str:
     """Write a run or sweep as `report-redacted.html` and return its path or URL; raise as `write_report` does."""
-    with redacted(results) as copy:
+    with redact(results) as copy:
         if isinstance(results, Sweep):
             write_sweep_report(SweepFolder(copy), redacted=True)
         else:
@@ -49,9 +49,9 @@ def write_redacted(results: Results) -> str:
 
 
 @contextmanager
-def redacted(results: Results) -> Iterator[RunFolder]:
+def redact(results: Results) -> Iterator[RunFolder]:
     """Yield a temporary redacted copy of a run or sweep."""
-    with TemporaryDirectory() as place, sharing(results, f"{place}/copy") as copy:
+    with TemporaryDirectory() as place, copy_shareable(results, f"{place}/copy") as copy:
         if isinstance(results, Sweep):
             sweep = SweepFolder(copy)
             for name in sweep.trial_names():
@@ -71,7 +71,7 @@ def _redact(folder: RunFolder) -> None:
     numbers: dict[int, int] = {}
     for name in folder.parts("attacks"):
         same = {column: lambda label: numbers.setdefault(label, len(numbers)) for column in ("true_label", "label")}
-        folder.write_bytes(name, rewritten(folder, name, same | {"columns": _numbered}, ["columns"]))
+        folder.write_bytes(name, rewrite_columns(folder, name, same | {"columns": _numbered}, ["columns"]))
     if folder.exists("status.json"):  # entries of settings that were not run have their values
         known = {key: value for key, value in folder.read_mapping("status.json").items() if key != "unplayed"}
         folder.write_text("status.json", json.dumps(known, indent=2))
@@ -80,7 +80,7 @@ def _redact(folder: RunFolder) -> None:
     if folder.exists(OUTCOMES_FILE):
         columns = [column for column in SweepFolder(folder).outcomes().column_names if column not in _KEPT]
         known = dict.fromkeys(columns, partial(_text, words))
-        folder.write_bytes(OUTCOMES_FILE, rewritten(folder, OUTCOMES_FILE, known))
+        folder.write_bytes(OUTCOMES_FILE, rewrite_columns(folder, OUTCOMES_FILE, known))
     folder.write_text(SCENARIO, dump_yaml(_known(words, scenario)))
     if verdicts:
         folder.write_part(VERDICTS, 0, table_from(verdicts, Finding))

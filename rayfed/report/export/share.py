@@ -26,7 +26,7 @@ from rayfed.report.text.reasons import REASONS
 from rayfed.results.loading import Results, Sweep
 from rayfed.results.sweep_folder import OUTCOMES_FILE, TRIALS, SweepFolder
 from rayfed.store import client_states
-from rayfed.store.folder import SCENARIO, RunFolder, table_of
+from rayfed.store.folder import SCENARIO, RunFolder, parse_table
 from rayfed.store.renamed import OUTCOMES, with_present_names
 from rayfed.store.schemas import TABLES, UNPLAYED, WANT_OF_TIME
 
@@ -37,7 +37,7 @@ _RAISED = re.compile(r"(raised \w+): .*( \([^()]*, line \d+\))", re.DOTALL)
 
 
 @contextmanager
-def sharing(results: Results, out: str) -> Iterator[RunFolder]:
+def copy_shareable(results: Results, out: str) -> Iterator[RunFolder]:
     """Copy the shareable files of a run or sweep to a new folder (local path or fsspec URL), and yield the folder.
 
     If the copy or the block raises an exception, the folder is removed. Raises `UserError` if the folder exists,
@@ -83,7 +83,7 @@ def _without_messages(source: RunFolder, name: str) -> bytes:
     if name == OUTCOMES_FILE:
         return _without_reasons(source, name)
     if name.startswith("clients/"):
-        return rewritten(source, name, {"status": _without_message})
+        return rewrite_columns(source, name, {"status": _without_message})
     if name.startswith(("attacks/", "inferences/")):
         return _with_known_messages(source, name)
     return source.scenario_text().encode() if name == SCENARIO else source.read_bytes(name)
@@ -98,7 +98,7 @@ def _without_message(status: str) -> str:
 def _without_reasons(source: RunFolder, name: str) -> bytes:
     """Return the file of a sweep's outcomes without errors, and without reasons that may have an attack's message."""
     try:
-        table = with_present_names(table_of(source.read_bytes(name)), OUTCOMES)
+        table = with_present_names(parse_table(source.read_bytes(name)), OUTCOMES)
         for column in {"error", "reason"} & set(table.column_names):
             doubts = table["doubt"].to_pylist() if column == "reason" else [None] * len(table)
             texts = map(_known_reason, table[column].to_pylist(), doubts)
@@ -118,7 +118,7 @@ def _known_reason(text: str | None, doubt: str | None) -> str | None:
 def _with_known_messages(source: RunFolder, name: str) -> bytes:
     """Return the file of a table of attacks with messages that follow from the other columns and contain no data."""
     try:
-        table = with_present_names(table_of(source.read_bytes(name)))
+        table = with_present_names(parse_table(source.read_bytes(name)))
         messages = [_known_message(row) for row in table.select(["status", "reason", "message"]).to_pylist()]
     except (pa.ArrowException, KeyError) as error:
         raise _unreadable(source, name, error) from error
@@ -135,7 +135,7 @@ def _known_message(row: Row) -> str | None:
     return LEFT_OUT if message else message
 
 
-def rewritten(
+def rewrite_columns(
     source: RunFolder, name: str, changes: Mapping[str, Callable[[Any], Any]], may_lack: Collection[str] = ()
 ) -> bytes:
     """Return the file of a table with the values of some columns replaced, by column name; keep nulls.
@@ -143,7 +143,7 @@ def rewritten(
     Tables of earlier versions may lack the columns `may_lack`. Raises `RunError` if the table cannot be read.
     """
     try:
-        table = table_of(source.read_bytes(name))
+        table = parse_table(source.read_bytes(name))
         for column, change in changes.items():
             place = table.schema.get_field_index(column)
             if place < 0 and column in may_lack:

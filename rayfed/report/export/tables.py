@@ -14,7 +14,7 @@ import pyarrow as pa
 from rayfed.errors import UserError, nearest, require_extra
 from rayfed.evidence.paired import paired_table
 from rayfed.evidence.rows import Row
-from rayfed.privacy.printing import at_least, at_most
+from rayfed.privacy.printing import format_lower, format_upper
 from rayfed.report.text.captions import label, scenario_caption
 from rayfed.report.text.figures import FAILED, OUTDONE, PARTLY, UNPROVEN, USELESS
 from rayfed.report.text.formats import NONE
@@ -30,7 +30,7 @@ FORMATS = ("csv", "latex", "markdown")
 """Formats of a table; `rayfed.report.export.share` copies a folder."""
 
 
-def export(
+def export_table(
     results: Results,
     format: str,
     table: str = OUTCOMES,
@@ -187,7 +187,7 @@ def _bounds_written(frame: DataFrame, table: str) -> DataFrame:
     if table not in ("privacy", "proved"):
         return frame
     bounds = [field.name for field in TABLES[table] if pa.types.is_floating(field.type)]
-    rounded = {name: at_least if name == "chance" else at_most for name in bounds}
+    rounded = {name: format_lower if name == "chance" else format_upper for name in bounds}
     return frame.assign(
         **{name: [None if isnan(value) else to(value) for value in frame[name]] for name, to in rounded.items()}
     )

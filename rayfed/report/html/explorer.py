@@ -8,10 +8,10 @@ from typing import Any
 
 from rayfed.evidence.guarantee_compat import mixed_guarantees
 from rayfed.evidence.rows import Row
-from rayfed.evidence.settings import MeanEstimate, Setting, by_values, estimate
+from rayfed.evidence.settings import MeanEstimate, Setting, estimate, group_by_values
 from rayfed.metrics.measures import MEASURES
 from rayfed.report.html.svg import SERIES
-from rayfed.report.text.formats import in_words
+from rayfed.report.text.formats import format_measure
 from rayfed.report.text.settings import setting_note
 from rayfed.report.text.tables import short_names
 from rayfed.store.finding import State
@@ -139,10 +139,10 @@ class Explorer:
         }
 
 
-def answered(settings: Sequence[Setting]) -> list[Setting]:
+def select_answered(settings: Sequence[Setting]) -> list[Setting]:
     """Return the settings whose attack measured leakage; keep a setting without such an attack once."""
     kept = []
-    for group in by_values(settings):
+    for group in group_by_values(settings):
         found = [one for one in group if any(_of_attacks(name) for name in one.measures)]
         others = {name: value for name, value in group[0].measures.items() if name != "attack_seconds"}
         kept += found or [replace(group[0], attack=None, measures=others)]
@@ -180,18 +180,18 @@ def _comparable(columns: Sequence[str], entries: Sequence[Entry]) -> list[str]:
 
 def interval(name: str, value: MeanEstimate) -> str:
     """Format an estimate with the interval: `21.3 dB (18.0 dB to 24.6 dB, n = 3)`, or with both values of a pair."""
-    mean, between = in_words(name, value.mean), ends(name, value)
+    mean, between = format_measure(name, value.mean), format_interval(name, value)
     return f"{mean} ({between})" if between else mean
 
 
-def ends(name: str, value: MeanEstimate) -> str:
+def format_interval(name: str, value: MeanEstimate) -> str:
     """Format the interval of an estimate and the number of values; empty for a single value."""
     if value.low is None or value.high is None or (value.n == 1 and value.over == "repeats"):
         return ""
     if value.pair:
-        return f"{in_words(name, value.pair[0])}, {in_words(name, value.pair[1])}"
+        return f"{format_measure(name, value.pair[0])}, {format_measure(name, value.pair[1])}"
     number = f", n = {value.n}" if value.over == "repeats" else f" over its {value.over}"
-    return f"{in_words(name, value.low)} to {in_words(name, value.high)}{number}"
+    return f"{format_measure(name, value.low)} to {format_measure(name, value.high)}{number}"
 
 
 def _alone(row: Row, fields: Sequence[str]) -> Setting:

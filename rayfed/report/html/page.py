@@ -22,15 +22,15 @@ from rayfed.evidence.criteria import Criterion
 from rayfed.evidence.rows import Row, labels_given
 from rayfed.metrics.measures import JUDGED, MEASURES
 from rayfed.report.html import svg
-from rayfed.report.html.explorer import Explorer, ends
+from rayfed.report.html.explorer import Explorer, format_interval
 from rayfed.report.html.passages import PassagePair
 from rayfed.report.html.pictures import PicturePair, Strip
 from rayfed.report.samples import Samples
-from rayfed.report.text.formats import decibel, fixed, in_words, near, plain
+from rayfed.report.text.formats import format_decimals, format_measure, format_number, format_psnr, format_similarity
 from rayfed.report.text.reasons import judgement_text
 from rayfed.report.text.summary import SummaryEntry
 from rayfed.report.text.tables import Grid
-from rayfed.store.exits import advice
+from rayfed.store.exits import advise_on_state
 from rayfed.store.folder import REPORT, RunFolder
 from rayfed.version import __version__
 
@@ -138,7 +138,7 @@ def make_failure(status: Mapping[str, Any], kind: str | None, url: str, title: s
     state = status.get("state", "unknown")
     if not status.get("error") and state != "killed":
         return None
-    return Failure(title, status.get("error") or "", advice(state, kind, url))
+    return Failure(title, status.get("error") or "", advise_on_state(state, kind, url))
 
 
 def policy(scripts: Sequence[str]) -> str:
@@ -152,13 +152,13 @@ def optional_document(folder: RunFolder, name: str) -> dict[str, Any]:
     return folder.read_mapping(name) if folder.exists(name) else {}
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def flatten_settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yield nested settings as pairs of a dotted path and a value as text."""
     for key, value in values.items():
         if isinstance(value, list) and value and all(isinstance(entry, Mapping) for entry in value):
             value = dict(enumerate(value))
         if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{key}.")
+            yield from flatten_settings(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
@@ -176,12 +176,22 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for function in (code, decibel, ends, fixed, in_words, judged, near, plain, svg.svg):
+    for function in (
+        code,
+        format_psnr,
+        format_interval,
+        format_decimals,
+        format_measure,
+        describe_result,
+        format_similarity,
+        format_number,
+        svg.svg,
+    ):
         environment.filters[function.__name__] = function
     return environment
 
 
-def judged(row: Row, criterion: Criterion) -> str:
+def describe_result(row: Row, criterion: Criterion) -> str:
     """Return whether a row of `attacks` is a leak, or why it is not."""
     return judgement_text(criterion, criterion.judge(row))
 

@@ -8,8 +8,8 @@ from math import inf
 from typing import Any
 
 from rayfed.evidence.attack_results import leading_metric
-from rayfed.evidence.rows import Row, measured
-from rayfed.report.html.pictures import key, most_leaked
+from rayfed.evidence.rows import Row, is_measured
+from rayfed.report.html.pictures import most_leaked, picture_key
 from rayfed.report.samples import Samples
 from rayfed.store.folder import RunFolder
 
@@ -36,13 +36,17 @@ def passages(
 
     `worst` are the keys of those that are shown if `output.images` is `worst`.
     """
-    texts = {key(row): row for row in folder.read_table("texts").to_pylist()} if samples.any else {}
+    texts = {picture_key(row): row for row in folder.read_table("texts").to_pylist()} if samples.any else {}
     attacked = dict.fromkeys((row["arm"], row["attack"]) for row in attacks)
     chosen = [row for pair in attacked for row in most_leaked(attacks, *pair, SHOWN)] if texts else []
     allowed = worst if samples.mode == "worst" else texts
     leading = leading_metric(chosen)
-    nearest = sorted(chosen, key=lambda row: row[leading] if measured(row.get(leading)) else -inf, reverse=True)
-    return [_passage(row, texts[key(row)], samples) for row in nearest if key(row) in texts and key(row) in allowed]
+    nearest = sorted(chosen, key=lambda row: row[leading] if is_measured(row.get(leading)) else -inf, reverse=True)
+    return [
+        _passage(row, texts[picture_key(row)], samples)
+        for row in nearest
+        if picture_key(row) in texts and picture_key(row) in allowed
+    ]
 
 
 def _passage(row: Row, text: Row, samples: Samples) -> PassagePair:

@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from rayfed.evidence.attack_results import Leakage
 from rayfed.evidence.label_mix import LabelMix
 from rayfed.evidence.proved_bounds import BoundComparison
-from rayfed.evidence.rows import Row, measured
+from rayfed.evidence.rows import Row, is_measured
 from rayfed.evidence.training import ArmSummary
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.report.html.svg import CLASSES, INK, SURFACE, Chart, class_colour, clean, dashes, line, series, short
@@ -45,7 +45,7 @@ def curve(
     rows = [
         {"arm": row["arm"], by: row[by], column: row[column]}
         for row in sorted(rounds, key=lambda row: (order.index(row["arm"]), row["round"]))
-        if measured(row[column])
+        if is_measured(row[column])
     ]
     if max(Counter(row["arm"] for row in rows).values(), default=0) < FEWEST:
         return None
@@ -112,7 +112,7 @@ def every_image(
         sorted(
             min(row["psnr"], PSNR_CEILING)
             for row in attacks
-            if (row["arm"], row["attack"]) == (leak.arm, leak.attack) and measured(row["psnr"])
+            if (row["arm"], row["attack"]) == (leak.arm, leak.attack) and is_measured(row["psnr"])
         )
         for leak in known
     ]

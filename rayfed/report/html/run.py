@@ -13,18 +13,27 @@ from typing import Any
 
 from rayfed.errors import RunError
 from rayfed.evidence.attack_results import leading_metric
-from rayfed.evidence.criteria import noun_of
+from rayfed.evidence.criteria import infer_noun
 from rayfed.evidence.knowledge_pairs import failed_attacks, mark_outdone
 from rayfed.evidence.outcomes import outcomes
 from rayfed.evidence.paired import compare_pairs, group_by_victim
 from rayfed.evidence.rows import Row
 from rayfed.evidence.settings import Setting, settings
-from rayfed.evidence.verdicts import closest, write_verdicts
+from rayfed.evidence.verdicts import find_closest, write_verdicts
 from rayfed.evidence.victims import victims_by_attack
-from rayfed.report.html.explorer import Explorer, answered, explore
-from rayfed.report.html.page import Failure, Gallery, Page, Summary, flat, make_failure, optional_document, write_page
+from rayfed.report.html.explorer import Explorer, explore, select_answered
+from rayfed.report.html.page import (
+    Failure,
+    Gallery,
+    Page,
+    Summary,
+    flatten_settings,
+    make_failure,
+    optional_document,
+    write_page,
+)
 from rayfed.report.html.passages import passages
-from rayfed.report.html.pictures import PicturePair, key, most_leaked, pictures, strips
+from rayfed.report.html.pictures import PicturePair, most_leaked, picture_key, pictures, strips
 from rayfed.report.html.run_data import RunData
 from rayfed.report.html.run_guarantees import GuaranteeSection, make_guarantee_section, make_robustness_table
 from rayfed.report.html.run_leakage import LeakageSection, make_leakage_section
@@ -38,14 +47,14 @@ from rayfed.report.html.run_training import (
     make_training_section,
 )
 from rayfed.report.text.cells import PageTable
-from rayfed.report.text.formats import counted
+from rayfed.report.text.formats import format_count
 from rayfed.report.text.guarantees import short_keys_text
 from rayfed.report.text.knowledge_pairs import failed_attack_text
 from rayfed.report.text.paired import paired_grid
 from rayfed.report.text.summary import run_summary, subject_text
 from rayfed.report.text.tables import Grid
 from rayfed.report.text.training import extent_text
-from rayfed.store.exits import advice
+from rayfed.store.exits import advise_on_state
 from rayfed.store.folder import RunFolder
 
 
@@ -76,23 +85,23 @@ def write_report(folder: RunFolder, redacted: bool = False) -> str:
     if data.state != "running":  # also for a run of an earlier version, or one that was killed
         with suppress(RunError):  # the page computes verdicts that are not stored
             write_verdicts(folder)
-    return write_page(folder, "report.html.j2", make_page(data, "RUN" if redacted else folder.url), redacted)
+    return write_page(folder, "report.html.j2", make_run_page(data, "RUN" if redacted else folder.url), redacted)
 
 
-def make_page(data: RunData, url: str) -> RunPage:
+def make_run_page(data: RunData, url: str) -> RunPage:
     """Return the contents of a run's page; `url` is the name of the run in commands."""
     status, planned = data.status, data.status.get("rounds")
     compared = mark_outdone(settings(_rows_with_verdicts(data)), data.scenario)
-    explorer, noun = explore(answered(compared)), noun_of(data.attacks)
+    explorer, noun = explore(select_answered(compared)), infer_noun(data.attacks)
     nearest = [verdict.closest for verdict in data.evidence.verdicts if verdict.closest]
-    gallery = _make_gallery(data, explorer, {key(row) for row in nearest})
+    gallery = _make_gallery(data, explorer, {picture_key(row) for row in nearest})
     found = pictures(data.folder, nearest, data.samples)
-    pairs = {row["arm"]: found.get(key(row)) for row in nearest}
+    pairs = {row["arm"]: found.get(picture_key(row)) for row in nearest}
     guarantees, robustness = make_guarantee_section(data), make_robustness_table(data)
     # Verdicts of audits already combine the attackers.
     failures = [] if data.is_audit else [failed_attack_text(one) for one in failed_attacks(compared)]
     leakage = make_leakage_section(data, noun)
-    todo = "" if data.state == "finished" else advice(data.state, status.get("kind"), url)
+    todo = "" if data.state == "finished" else advise_on_state(data.state, status.get("kind"), url)
     known = data.trained or any(verdict.answered for verdict in data.evidence.verdicts)
     return RunPage(
         name=str(data.scenario.get("name", data.folder.name)),
@@ -104,11 +113,11 @@ def make_page(data: RunData, url: str) -> RunPage:
         arms=data.names,
         noun=noun,
         criterion=data.evidence.criterion,
-        summary=_make_summary(data, gallery, leakage, closest(nearest, data.evidence.criterion), pairs),
+        summary=_make_summary(data, gallery, leakage, find_closest(nearest, data.evidence.criterion), pairs),
         explorer=explorer,
         paired=_paired(data, compared),
         gallery=gallery,
-        environment=list(flat(optional_document(data.folder, "environment.json"))),
+        environment=list(flatten_settings(optional_document(data.folder, "environment.json"))),
         scenario=data.folder.scenario_text(),
         secure=data.secure,
         verdicts=make_verdict_section(data, todo, failures, url),
@@ -163,7 +172,7 @@ def _failure(data: RunData, url: str) -> Failure | None:
     done = data.status.get("rounds_done")
     after = ""
     if data.status.get("rounds") != 0 and done is not None:
-        after = f" after {counted(done, 'complete round')}"
+        after = f" after {format_count(done, 'complete round')}"
     state = "failed" if data.state == "failed" else f"was {data.state}"
     return make_failure(data.status, data.status.get("kind"), url, f"The run {state}{after}")
 
@@ -183,7 +192,7 @@ def _make_summary(
         warnings.append(data.samples.warning)
     if worst is None:
         return Summary(warnings, entries, None)
-    passage = next((one for one in gallery.passages if key(one.row) == key(worst)), None)
+    passage = next((one for one in gallery.passages if picture_key(one.row) == picture_key(worst)), None)
     return Summary(warnings, entries, pairs.get(worst["arm"]), passage)
 
 
@@ -211,7 +220,11 @@ def _pairs(data: RunData, explorer: Explorer, worst: Collection[tuple[Any, ...]]
     chosen = []
     for entry in explorer.entries:
         for row in most_leaked(data.attacks, entry.setting.arm, entry.setting.attack):
-            if data.samples.mode != "worst" or key(row) in worst:
+            if data.samples.mode != "worst" or picture_key(row) in worst:
                 chosen.append((row, entry))
     found = pictures(data.folder, [row for row, _ in chosen], data.samples)
-    return [replace(found[key(row)], entry=entry.id, title=entry.title) for row, entry in chosen if key(row) in found]
+    return [
+        replace(found[picture_key(row)], entry=entry.id, title=entry.title)
+        for row, entry in chosen
+        if picture_key(row) in found
+    ]

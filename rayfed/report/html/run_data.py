@@ -22,7 +22,7 @@ from rayfed.evidence.rows import Row
 from rayfed.evidence.training import ArmSummary, summarise_arms
 from rayfed.evidence.verdicts import RunEvidence, read_evidence
 from rayfed.metrics.known import METRICS
-from rayfed.report.samples import Samples, shown
+from rayfed.report.samples import Samples, make_sample_filter
 from rayfed.report.text.weights import attacked_weights
 from rayfed.store import exits
 from rayfed.store.folder import RunFolder
@@ -150,7 +150,7 @@ class RunData:
     @cached_property
     def samples(self) -> Samples:
         """Filter of the samples that a page shows."""
-        return shown([self.scenario])
+        return make_sample_filter([self.scenario])
 
     @cached_property
     def mix(self) -> LabelMix | None:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from rayfed.evidence.proved_bounds import BoundComparison, attacks_without_bound, compare_bounds, nontrivial_comparisons
 from rayfed.evidence.robustness import robustness_matrix
 from rayfed.evidence.rows import Row
-from rayfed.privacy.printing import at_most, caution, share_at_most
+from rayfed.privacy.printing import caution, format_share_bound, format_upper
 from rayfed.report.html import plots
 from rayfed.report.html.run_data import RunData
 from rayfed.report.html.svg import Chart
 from rayfed.report.text.cells import PageCell, PageColumn, PageTable, estimate_cell
-from rayfed.report.text.formats import NONE, counted, share
+from rayfed.report.text.formats import NONE, format_count, format_share
 from rayfed.report.text.proved_bounds import BOUNDS, bound_rows, measure_text, uncovered_text
 
 
@@ -69,11 +69,11 @@ def _guarantee_table(privacy: Sequence[Row]) -> PageTable | None:
 def _guarantee_row(row: Row) -> tuple[str, list[PageCell]]:
     note = f"; {row['note']}" if row["note"] else ""
     return row["arm"], [
-        PageCell(at_most(row["epsilon"])),
-        PageCell(at_most(row["delta"])),
+        PageCell(format_upper(row["epsilon"])),
+        PageCell(format_upper(row["delta"])),
         PageCell(row["adjacency"]),
         PageCell(f"{row['against']}{caution(row['epsilon'])}"),
-        PageCell(row["defence"], f"{row['mechanism']}, {counted(row['rounds'], 'round')}{note}"),
+        PageCell(row["defence"], f"{row['mechanism']}, {format_count(row['rounds'], 'round')}{note}"),
         PageCell(row["accountant"].upper(), row["conversion"] or ""),
     ]
 
@@ -101,9 +101,9 @@ def _comparisons(proved: Sequence[Row], compared: Sequence[BoundComparison]) -> 
         cells = [
             PageCell(one.attack),
             PageCell(measure_text(one), f"{one.hits} of {one.count}"),
-            estimate_cell(one.share, share),
-            PageCell(share(one.chance.value), f"to {share(one.chance.high)}"),
-            PageCell(share_at_most(one.bound), "exceeded" if one.exceeds else ""),
+            estimate_cell(one.share, format_share),
+            PageCell(format_share(one.chance.value), f"to {format_share(one.chance.high)}"),
+            PageCell(format_share_bound(one.bound), "exceeded" if one.exceeds else ""),
         ]
         rows.append((one.arm, cells))
     return Comparisons(chart, list(names), PageTable(columns, rows))
@@ -120,7 +120,7 @@ def make_robustness_table(data: RunData) -> PageTable | None:
         for opponent in matrix.opponents:
             result = matrix.results.get((arm, opponent))
             backdoor = result.backdoor if result else None
-            note = "" if backdoor is None else f"backdoor {share(backdoor)}"
-            cells.append(PageCell(share(result.accuracy if result else None), note))
+            note = "" if backdoor is None else f"backdoor {format_share(backdoor)}"
+            cells.append(PageCell(format_share(result.accuracy if result else None), note))
         rows.append((arm, cells))
     return PageTable([PageColumn(name) for name in matrix.opponents], rows, by_arm=False)

@@ -9,14 +9,14 @@ from rayfed.evidence.attack_results import InferenceResult, Leakage
 from rayfed.evidence.attack_status import count_failed
 from rayfed.evidence.bayesian_criteria import check_criteria
 from rayfed.evidence.criteria import Criterion
-from rayfed.evidence.rows import group_rows, measured
+from rayfed.evidence.rows import group_rows, is_measured
 from rayfed.evidence.training import ArmSummary
 from rayfed.metrics.base import Metric
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.top import TOP, chance
 from rayfed.report.html import plots
-from rayfed.report.html.pictures import made
+from rayfed.report.html.pictures import read_generated
 from rayfed.report.html.run_data import RunData
 from rayfed.report.html.success_plots import Success, success_rates
 from rayfed.report.html.svg import Chart
@@ -31,7 +31,7 @@ from rayfed.report.text.cells import (
     spread_cell,
 )
 from rayfed.report.text.figures import FAILED
-from rayfed.report.text.formats import NONE, fixed, points, share
+from rayfed.report.text.formats import NONE, format_decimals, format_points, format_share
 from rayfed.report.text.membership import pooled_legend
 from rayfed.store.schemas import UNPLAYED, WANT_OF_TIME
 
@@ -189,7 +189,7 @@ class _LeakRows:
         for name in self._passing:
             identified = self._identified.get((leak.arm, leak.attack, name))
             note = "" if identified is None else f"{identified} identified"
-            cells.append(PageCell(share(leak.success[name]), note))
+            cells.append(PageCell(format_share(leak.success[name]), note))
         psnr = leak.scores["psnr"]
         for metric in others:
             given = metric.of_labels and leak.labels_given
@@ -205,10 +205,10 @@ class _LeakRows:
 def _accuracy_cell(arm: ArmSummary, arms: Sequence[ArmSummary]) -> PageCell:
     note = ""
     if arm.accuracy_change is not None:
-        note = f"{points(arm.accuracy_change)} points"
+        note = f"{format_points(arm.accuracy_change)} points"
     elif len(arms) > 1 and arm is arms[0]:
         note = "reference"
-    return PageCell(share(arm.accuracy), note)
+    return PageCell(format_share(arm.accuracy), note)
 
 
 def _metrics(data: RunData) -> list[Metric]:
@@ -242,7 +242,7 @@ def _chances(leaks: Sequence[Leakage]) -> dict[str, str]:
     for name in TOP:
         for leak in leaks:
             if leak.scores[name] and leak.people:
-                known[name] = share(chance(name, leak.people))
+                known[name] = format_share(chance(name, leak.people))
     return known
 
 
@@ -255,7 +255,7 @@ def _count_identified(data: RunData) -> dict[tuple[str, str, str], int]:
             continue
         apart = row["above_baseline"] > 0 and row["identified"] == 1 and not criterion.like_public(row)
         for metric, threshold in data.thresholds.items():
-            if measured(row.get(metric)):
+            if is_measured(row.get(metric)):
                 place = row["arm"], row["attack"], metric
                 passes = apart and METRICS[metric].passes(row[metric], threshold)
                 counts[place] = counts.get(place, 0) + passes
@@ -344,14 +344,14 @@ def _inference_section(data: RunData) -> InferenceSection:
         cells = [
             PageCell(claim.attack),
             PageCell(_INFERENCES[claim.metric]),
-            spread_cell(claim.value, fixed),
-            spread_cell(claim.control, fixed),
-            PageCell(fixed(claim.chance.mean) if claim.chance else NONE),
+            spread_cell(claim.value, format_decimals),
+            spread_cell(claim.control, format_decimals),
+            PageCell(format_decimals(claim.chance.mean) if claim.chance else NONE),
             PageCell(str(claim.candidates)),
         ]
         rows.append((claim.arm, cells))
     wanted = {(claim.arm, claim.attack) for claim in data.claims if claim.metric == "class_share"}
-    images = made(data.folder, wanted, data.samples)
+    images = read_generated(data.folder, wanted, data.samples)
     return InferenceSection(
         table=PageTable(columns, rows),
         membership=_membership_table(data.claims),
@@ -371,8 +371,8 @@ def _membership_table(claims: Sequence[InferenceResult]) -> PageTable | None:
     rows = []
     for claim, curve in pooled:
         cells = [PageCell(claim.attack), PageCell(str(curve.members)), PageCell(str(curve.non_members))]
-        cells += [estimate_cell(one, fixed) for one in (curve.auc, curve.control)]
-        cells += [estimate_cell(one, share, "not measurable") for one in curve.true_positives.values()]
+        cells += [estimate_cell(one, format_decimals) for one in (curve.auc, curve.control)]
+        cells += [estimate_cell(one, format_share, "not measurable") for one in curve.true_positives.values()]
         rows.append((claim.arm, cells))
     return PageTable(columns, rows)
 

@@ -13,7 +13,7 @@ from rayfed.evidence.verdicts import Verdict
 from rayfed.report.html.pictures import PicturePair
 from rayfed.report.html.run_data import RunData
 from rayfed.report.text.attacks import attack_input_text
-from rayfed.report.text.formats import near, plain, share
+from rayfed.report.text.formats import format_number, format_share, format_similarity
 from rayfed.report.text.next_step import next_step_text
 from rayfed.report.text.reasons import judgement_text
 from rayfed.report.text.training import quality_note
@@ -88,7 +88,7 @@ def make_cards(data: RunData, pairs: Mapping[str, PicturePair | None], texts: bo
         figures = [_accuracy(arm, data.arms)] if arm.rounds else []
         if arm.name in changes:
             note = "relative distance of the attacked update to the undefended one"
-            figures.append(CardValue("Distortion", plain(changes[arm.name], 3), note))
+            figures.append(CardValue("Distortion", format_number(changes[arm.name], 3), note))
         components = " → ".join(map(component_text, arm.components)) or "no defence"
         figures.append(_leakage(data, verdict, texts))
         if verdict and verdict.state == State.LEAKS:
@@ -99,7 +99,7 @@ def make_cards(data: RunData, pairs: Mapping[str, PicturePair | None], texts: bo
 
 
 def _accuracy(arm: ArmSummary, arms: Sequence[ArmSummary]) -> CardValue:
-    return CardValue("Test accuracy", share(arm.accuracy), quality_note(arm, arms))
+    return CardValue("Test accuracy", format_share(arm.accuracy), quality_note(arm, arms))
 
 
 def _leakage(data: RunData, verdict: Verdict | None, texts: bool) -> CardValue:
@@ -108,13 +108,13 @@ def _leakage(data: RunData, verdict: Verdict | None, texts: bool) -> CardValue:
         return CardValue("Leakage", "not measured", is_text=True)
     row = verdict.closest
     if verdict.state == State.LEAKS and row:
-        return CardValue("Best reconstruction", near(row), f"by {row['attack']}", is_text=texts)
+        return CardValue("Best reconstruction", format_similarity(row), f"by {row['attack']}", is_text=texts)
     if verdict.only_inferences:
         return CardValue("Inference", badge_text(verdict), is_text=True)
     note = ""
     if row:
         criterion = data.evidence.criterion
-        note = f"max {near(row)}, {judgement_text(criterion, criterion.judge(row))}"
+        note = f"max {format_similarity(row)}, {judgement_text(criterion, criterion.judge(row))}"
     return CardValue("Leakage", verdict.state, note, is_text=True)
 
 

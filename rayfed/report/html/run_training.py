@@ -13,7 +13,17 @@ from rayfed.report.html import plots
 from rayfed.report.html.run_data import RunData
 from rayfed.report.html.svg import CLASSES, Chart
 from rayfed.report.text.cells import PageCell, PageColumn, PageTable
-from rayfed.report.text.formats import NONE, counts, duration, mean_duration, mean_size, near, plain, share, size
+from rayfed.report.text.formats import (
+    NONE,
+    format_bytes,
+    format_counts,
+    format_duration,
+    format_mean_bytes,
+    format_mean_duration,
+    format_number,
+    format_share,
+    format_similarity,
+)
 from rayfed.report.text.verdicts import badge_text
 from rayfed.store.finding import State
 
@@ -135,7 +145,7 @@ def _private_table(rows: Sequence[Row]) -> PageTable | None:
     cells = []
     for row in rows:
         if row["round"] in (rows[0]["round"], rows[-1]["round"]):
-            values = [PageCell(plain(row[name], 3)) for name in ("distance", "rank", "scale")]
+            values = [PageCell(format_number(row[name], 3)) for name in ("distance", "rank", "scale")]
             cells.append((row["arm"], [PageCell(row["layer"]), PageCell(str(row["round"] + 1)), *values]))
     return PageTable(columns, cells)
 
@@ -153,7 +163,7 @@ def _sums_table(rows: Sequence[Row]) -> PageTable | None:
     cells = []
     for row in rows:
         steps = [PageCell(NONE if row[name] is None else str(row[name])) for name in _STEPS]
-        last = [PageCell(size(row["protocol_bytes"])), PageCell(row["aborted"] or "no")]
+        last = [PageCell(format_bytes(row["protocol_bytes"])), PageCell(row["aborted"] or "no")]
         cells.append((row["arm"], [PageCell(str(row["round"] + 1)), *steps, *last]))
     return PageTable(columns, cells, label="Secure aggregation")
 
@@ -166,10 +176,10 @@ def make_client_section(mix: LabelMix | None) -> ClientSection | None:
     facts = [
         ("Clients", str(clients)),
         ("Classes", str(len(mix.classes))),
-        ("Samples per client", f"{mix.samples[0]} to {mix.samples[2]}, median {plain(mix.samples[1], 6)}"),
+        ("Samples per client", f"{mix.samples[0]} to {mix.samples[2]}, median {format_number(mix.samples[1], 6)}"),
         (
             "Classes per client",
-            f"{mix.classes_held[0]} to {mix.classes_held[2]}, median {plain(mix.classes_held[1], 4)}",
+            f"{mix.classes_held[0]} to {mix.classes_held[2]}, median {format_number(mix.classes_held[1], 4)}",
         ),
     ]
     return ClientSection(
@@ -192,10 +202,14 @@ def make_cost_section(data: RunData, noun: str) -> CostSection:
     columns += [PageColumn("One client's update"), PageColumn("Clients → server"), PageColumn("Server → clients")]
     rows = []
     for arm in data.arms:
-        cells = [PageCell(str(arm.rounds)), PageCell(mean_duration(arm.actor_seconds))]
+        cells = [PageCell(str(arm.rounds)), PageCell(format_mean_duration(arm.actor_seconds))]
         if simulated:
             cells += _simulated_cells(arm, verdicts.get(arm.name))
-        cells += [PageCell(mean_size(arm.update_bytes)), PageCell(size(arm.bytes_up)), PageCell(size(arm.bytes_down))]
+        cells += [
+            PageCell(format_mean_bytes(arm.update_bytes)),
+            PageCell(format_bytes(arm.bytes_up)),
+            PageCell(format_bytes(arm.bytes_down)),
+        ]
         rows.append((arm.name, cells))
     arms = PageTable(columns, rows) if data.trained else None
     return CostSection(arms, _attack_times(data, noun), simulated)
@@ -206,12 +220,17 @@ def _simulated_cells(arm: ArmSummary, verdict: Verdict | None) -> list[PageCell]
     times = [NONE] * 4
     if arm.simulated:
         one = arm.simulated
-        times = [mean_duration(one.rounds), duration(one.seconds), mean_duration(one.idle), share(one.dropped)]
+        times = [
+            format_mean_duration(one.rounds),
+            format_duration(one.seconds),
+            format_mean_duration(one.idle),
+            format_share(one.dropped),
+        ]
     leakage = "not measured"
     if verdict:
         leaks = verdict.state == State.LEAKS and verdict.closest
-        leakage = near(verdict.closest) if leaks and verdict.closest else badge_text(verdict)
-    return [*map(PageCell, times), PageCell(share(arm.accuracy)), PageCell(leakage)]
+        leakage = format_similarity(verdict.closest) if leaks and verdict.closest else badge_text(verdict)
+    return [*map(PageCell, times), PageCell(format_share(arm.accuracy)), PageCell(leakage)]
 
 
 def _attack_times(data: RunData, noun: str) -> PageTable | None:
@@ -221,6 +240,10 @@ def _attack_times(data: RunData, noun: str) -> PageTable | None:
     columns += [PageColumn("Iterations"), PageColumn("Time per batch")]
     rows = []
     for leak in data.scored:
-        numbers = [PageCell(str(leak.images)), PageCell(counts(leak.iterations)), PageCell(mean_duration(leak.seconds))]
+        numbers = [
+            PageCell(str(leak.images)),
+            PageCell(format_counts(leak.iterations)),
+            PageCell(format_mean_duration(leak.seconds)),
+        ]
         rows.append((leak.arm, [PageCell(leak.attack), *numbers]))
     return PageTable(columns, rows, label="Time of the attacks")

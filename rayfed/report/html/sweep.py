@@ -12,23 +12,31 @@ from typing import Any
 
 from rayfed.errors import noting_errors
 from rayfed.evidence.arms import arm_names, is_secure
-from rayfed.evidence.criteria import Criterion, noun_of
+from rayfed.evidence.criteria import Criterion, infer_noun
 from rayfed.evidence.knowledge_pairs import failed_attacks, mark_outdone
 from rayfed.evidence.label_mix import compute_label_mix
 from rayfed.evidence.paired import compare_pairs, group_by_seed
-from rayfed.evidence.rows import Row, measured
+from rayfed.evidence.rows import Row, is_measured
 from rayfed.evidence.settings import Setting, settings
 from rayfed.evidence.spread import Spread, measure_spread
-from rayfed.evidence.verdicts import closest, criterion_of
+from rayfed.evidence.verdicts import choose_criterion, find_closest
 from rayfed.metrics.measures import MEASURES
 from rayfed.report.html.explorer import PREFERRED, Explorer, explore
-from rayfed.report.html.page import Gallery, Page, Summary, flat, make_failure, optional_document, write_page
-from rayfed.report.html.pictures import SHOWN, PicturePair, key, most_leaked, pictures, strips, within
+from rayfed.report.html.page import (
+    Gallery,
+    Page,
+    Summary,
+    flatten_settings,
+    make_failure,
+    optional_document,
+    write_page,
+)
+from rayfed.report.html.pictures import SHOWN, PicturePair, most_leaked, picture_key, pictures, select_within, strips
 from rayfed.report.html.sweep_plots import Curve, curves
-from rayfed.report.samples import of_sweep
+from rayfed.report.samples import make_sweep_filter
 from rayfed.report.text.batch_sizes import label_grid
 from rayfed.report.text.cells import PageCell, PageColumn, PageTable
-from rayfed.report.text.formats import NONE, counted, duration, size
+from rayfed.report.text.formats import NONE, format_bytes, format_count, format_duration
 from rayfed.report.text.guarantees import short_keys_text
 from rayfed.report.text.knowledge_pairs import failed_attack_text
 from rayfed.report.text.leakage import LIMITS, leak_text
@@ -87,7 +95,7 @@ class SweepPage(Page):
 def write_sweep_report(sweep: SweepFolder, redacted: bool = False) -> str:
     """Write `report.html` of a sweep and return the path or URL of the page."""
     url = "RUN" if redacted else sweep.url
-    return write_page(sweep.files, "sweep_report.html.j2", make_page(sweep, url), redacted)
+    return write_page(sweep.files, "sweep_report.html.j2", make_sweep_page(sweep, url), redacted)
 
 
 def try_sweep_report(sweep: SweepFolder, note: Callable[[str], object]) -> str | None:
@@ -99,17 +107,17 @@ def try_sweep_report(sweep: SweepFolder, note: Callable[[str], object]) -> str |
     return page
 
 
-def make_page(sweep: SweepFolder, url: str) -> SweepPage:
+def make_sweep_page(sweep: SweepFolder, url: str) -> SweepPage:
     """Return the contents of a sweep's page; `url` is the name of the sweep in commands."""
     scenario, status, rows = sweep.scenario, exits.status(sweep.files), sweep.outcomes().to_pylist()
     found = mark_outdone(settings(rows, sweep.fields, scenario=scenario), scenario)
     unfinished = [row for row in rows if row["status"] != "finished"]
     explorer = explore(found, unfinished, sweep.fields, _preferred(scenario))
     axes = [name for name in (explorer.x, explorer.y) if name]
-    arms, noun = arm_names(scenario, rows), noun_of(rows)
+    arms, noun = arm_names(scenario, rows), infer_noun(rows)
     first = next((sweep.trial(row["run"]) for row in rows if row["run"]), sweep.files)
     reader = _SampleReader(sweep, found, first)
-    criterion = criterion_of(scenario, [one.row for one in reader.nearest])
+    criterion = choose_criterion(scenario, [one.row for one in reader.nearest])
     gallery, pair, worst = _make_gallery(reader, explorer, arms, criterion, noun)
     classes = gallery.classes if gallery.samples.truth else None
     entries = sweep_summary(found, (worst.title, worst.row) if worst else None, criterion, classes, arms)
@@ -131,7 +139,7 @@ def make_page(sweep: SweepFolder, url: str) -> SweepPage:
         explorer=explorer,
         paired=_paired(found, axes),
         gallery=gallery,
-        environment=list(flat(machine)),
+        environment=list(flatten_settings(machine)),
         scenario=sweep.files.read_text(SCENARIO),
         secure=is_secure(scenario),
         verdicts=sweep_verdicts(found),
@@ -172,7 +180,7 @@ def _lead(rows: Sequence[Row], fields: Sequence[str], arms: Sequence[str]) -> st
     numbers = {}
     for state in ("finished", "stopped", "failed"):
         numbers[state] = _count_trials(row for row in rows if row["status"] == state)
-    parts = [f"{counted(numbers['finished'], 'trial')} finished"]
+    parts = [f"{format_count(numbers['finished'], 'trial')} finished"]
     if numbers["stopped"]:
         parts.append(f"{numbers['stopped']} stopped early")
     if numbers["failed"]:
@@ -198,7 +206,7 @@ class _SampleReader:
     def __init__(self, sweep: SweepFolder, found: Sequence[Setting], first: RunFolder) -> None:
         """Create a reader for the settings of a sweep; `first` is the first trial."""
         self.sweep, self.first, self._settings = sweep, first, found
-        self.samples = of_sweep(sweep)
+        self.samples = make_sweep_filter(sweep)
         self.attacks = lru_cache(maxsize=8)(self._read_attacks)  # requests for one trial follow each other
         self.nearest = self._find_nearest(first_repeat=False)
 
@@ -215,7 +223,7 @@ class _SampleReader:
         for one in self._settings:
             for run in _runs(one):
                 rows = [row for row in self.own_attacks(run, one) if not first_repeat or not row.get("repeat")]
-                if row := closest(rows, criterion_of(self.sweep.scenario, rows)):
+                if row := find_closest(rows, choose_criterion(self.sweep.scenario, rows)):
                     found.append(Nearest(one.title, run, row))
         return found
 
@@ -225,7 +233,7 @@ class _SampleReader:
         keys = set()
         for arm in arms:
             if one := _closest([each for each in drawn if each.row["arm"] == arm], criterion):
-                keys.add((one.run, *key(one.row)))
+                keys.add((one.run, *picture_key(one.row)))
         return keys
 
 
@@ -238,10 +246,10 @@ def _make_gallery(
     pair, progress = None, []
     if worst:
         trial = reader.sweep.trial(worst.run)
-        pair = pictures(trial, [worst.row], samples).get(key(worst.row))
-        progress = strips(trial, samples, {key(worst.row)})
+        pair = pictures(trial, [worst.row], samples).get(picture_key(worst.row))
+        progress = strips(trial, samples, {picture_key(worst.row)})
     every = _pairs(reader, explorer, reader.worst_keys(arms, criterion))
-    shown = within(every, IMAGES)
+    shown = select_within(every, IMAGES)
     hidden = sum(map(len, every)) - len(shown)
     note = ""
     if shown:
@@ -260,7 +268,7 @@ def _runs(setting: Setting) -> list[str]:
 
 def _closest(nearest: Sequence[Nearest], criterion: Criterion) -> Nearest | None:
     """Return the best of these reconstructions, among leaks if there are any."""
-    row = closest([one.row for one in nearest], criterion)
+    row = find_closest([one.row for one in nearest], criterion)
     return next((one for one in nearest if one.row is row), None)
 
 
@@ -275,7 +283,7 @@ def _pairs(reader: _SampleReader, explorer: Explorer, worst: Collection[tuple[An
         pairs: list[PicturePair] = []
         for run in _runs(one):
             if reader.samples.mode == "worst":
-                rows = [row for row in reader.own_attacks(run, one) if (run, *key(row)) in worst]
+                rows = [row for row in reader.own_attacks(run, one) if (run, *picture_key(row)) in worst]
             else:
                 rows = most_leaked(reader.attacks(run), one.arm, one.attack)
             pairs += pictures(reader.sweep.trial(run), rows, reader.samples).values()
@@ -286,7 +294,7 @@ def _pairs(reader: _SampleReader, explorer: Explorer, worst: Collection[tuple[An
 
 def _psnr(pair: PicturePair) -> float:
     value = pair.row["psnr"]
-    return float(value) if measured(value) else float("-inf")
+    return float(value) if is_measured(value) else float("-inf")
 
 
 def _unfinished_table(rows: Sequence[Row], fields: Sequence[str]) -> PageTable:
@@ -310,10 +318,10 @@ def _cost_table(rows: Sequence[Row], arms: Sequence[str]) -> PageTable | None:
         own = [row for row in rows if row["arm"] == arm]
         trials = list({(row["trial"], row["repeat"]): row for row in own}.values())
         costs = [
-            _cost_cell(measure_spread(row["train_seconds"] for row in trials), duration),
-            _cost_cell(measure_spread(row["attack_seconds"] for row in own), duration),
-            _cost_cell(measure_spread(row["bytes_up"] for row in trials), size),
-            _cost_cell(measure_spread(row["bytes_down"] for row in trials), size),
+            _cost_cell(measure_spread(row["train_seconds"] for row in trials), format_duration),
+            _cost_cell(measure_spread(row["attack_seconds"] for row in own), format_duration),
+            _cost_cell(measure_spread(row["bytes_up"] for row in trials), format_bytes),
+            _cost_cell(measure_spread(row["bytes_down"] for row in trials), format_bytes),
         ]
         cells.append((arm, [PageCell(str(len(trials))), *costs]))
     return PageTable([PageColumn(title) for title in titles], cells)

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from rayfed.evidence.figures import SHOWN
-from rayfed.evidence.pareto import front
-from rayfed.evidence.settings import MeanEstimate, Setting, of_attacks
+from rayfed.evidence.pareto import compute_front
+from rayfed.evidence.settings import MeanEstimate, Setting, describes_attacks
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.measures import MEASURES
 from rayfed.report.html.explorer import Explorer
@@ -121,7 +121,7 @@ def trade_off(explorer: Explorer, arms: Sequence[str]) -> Chart | None:
     if explorer.x is None or y is None:
         return None
     shown = _panels(explorer, explorer.x, y)
-    fronts = {x: front(settings, x, y).best for x, settings in shown.items()}
+    fronts = {x: compute_front(settings, x, y).best for x, settings in shown.items()}
     found = _TradeOff(arms, explorer.attacks, y, shown, fronts)
     return Chart(
         name="trade_off",
@@ -191,4 +191,4 @@ def _proves(one: Setting, x: str) -> bool:
 
 def _attacks_fail(one: Setting, x: str) -> bool:
     """Return whether low leakage is no evidence, because the attacks are not shown to work."""
-    return one.doubted(x) or bool(of_attacks(x) and one.unanswered[0])
+    return one.doubted(x) or bool(describes_attacks(x) and one.unanswered[0])

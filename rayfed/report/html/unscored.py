@@ -28,7 +28,7 @@ _SCHEMA = pa.schema(
 )  # fmt: skip
 
 
-def rows_of(round: int, client: int, attack: str, found: Reconstruction) -> list[dict[str, Any]]:
+def make_unscored_rows(round: int, client: int, attack: str, found: Reconstruction) -> list[dict[str, Any]]:
     """Return one row per reconstruction of an attack, or one row without a sample if the attack returned none."""
     key = {"round": round, "client": client, "attack": attack, "status": found.status, "message": found.message}
     key |= {"objective": None if isnan(found.loss) else found.loss, "iterations": found.iterations}

@@ -39,13 +39,13 @@ def read_about(folder: RunFolder, given: Path | None) -> dict[str, str]:
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
             raise UserError(f"--about {given}: cannot be read: {reason}") from error
-        answers = parsed(text, f"--about {given}")
+        answers = parse_about(text, f"--about {given}")
         folder.write_text(FILE, text)
         return answers
-    return parsed(folder.read_text(FILE), f"{folder.url}/{FILE}") if folder.exists(FILE) else {}
+    return parse_about(folder.read_text(FILE), f"{folder.url}/{FILE}") if folder.exists(FILE) else {}
 
 
-def parsed(text: str, origin: str) -> dict[str, str]:
+def parse_about(text: str, origin: str) -> dict[str, str]:
     """Return a YAML text's entries by key. Raises `UserError` for unknown keys and for values that are not text."""
     try:
         found, _ = read_yaml(text)

@@ -26,21 +26,28 @@ from rayfed.evidence.attack_results import (
 )
 from rayfed.evidence.proved_bounds import attacks_without_bound, closest_comparisons, compare_bounds
 from rayfed.evidence.rows import Row, knowledge_in
-from rayfed.evidence.verdicts import closest
+from rayfed.evidence.verdicts import find_closest
 from rayfed.metrics import roc
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.top import TOP, chance
-from rayfed.report.html.page import flat, optional_document
-from rayfed.report.html.pictures import key
+from rayfed.report.html.page import flatten_settings, optional_document
+from rayfed.report.html.pictures import picture_key
 from rayfed.report.html.run_data import RunData
 from rayfed.report.samples import Samples
 from rayfed.report.statement.about import FILE as ABOUT
 from rayfed.report.statement.about import QUESTIONS
 from rayfed.report.text.attacks import attack_input_text
 from rayfed.report.text.findings import PARTS
-from rayfed.report.text.formats import NONE, duration, near, points, share, size
+from rayfed.report.text.formats import (
+    NONE,
+    format_bytes,
+    format_duration,
+    format_points,
+    format_share,
+    format_similarity,
+)
 from rayfed.report.text.guarantees import guarantee_sentences
-from rayfed.report.text.leakage import reasons_text
+from rayfed.report.text.leakage import verdict_reasons_text
 from rayfed.report.text.membership import AUC_LEGEND, IDENTIFICATIONS, auc_text, unknown_rates_text
 from rayfed.report.text.proved_bounds import BOUNDS, bound_rows, comparison_text, uncovered_text
 from rayfed.report.text.reasons import REASONS, attack_text
@@ -236,10 +243,10 @@ class Statement:
         rows = [
             [
                 arm.name,
-                share(arm.accuracy),
-                NONE if arm.accuracy_change is None else f"{points(arm.accuracy_change)} points",
-                duration(arm.actor_seconds.mean if arm.actor_seconds else None),
-                size(arm.bytes_up / arm.rounds if arm.rounds and arm.bytes_up else None),
+                format_share(arm.accuracy),
+                NONE if arm.accuracy_change is None else f"{format_points(arm.accuracy_change)} points",
+                format_duration(arm.actor_seconds.mean if arm.actor_seconds else None),
+                format_bytes(arm.bytes_up / arm.rounds if arm.rounds and arm.bytes_up else None),
             ]
             for arm in self._data.arms
         ]
@@ -316,7 +323,7 @@ class Statement:
         high = max((spread.high for spread in searched), default=0.0)
         iterations = "closed form" if not searched else f"{low:,.0f}" if low == high else f"{low:,.0f} to {high:,.0f}"
         seconds = sum(leak.seconds.mean * leak.seconds.n for leak in leaks if leak.seconds)
-        return [name, self._version, iterations, f"{sum(leak.images for leak in leaks):,}", duration(seconds)]
+        return [name, self._version, iterations, f"{sum(leak.images for leak in leaks):,}", format_duration(seconds)]
 
     @cached_property
     def _version(self) -> str:
@@ -332,7 +339,7 @@ class Statement:
         headings = ["Arm", "Batch size", f"{noun.capitalize()}s reconstructed", "Rate", "95 % interval", "Attack"]
         recognised = [
             f"{leak.arm}, {leak.attack}, {METRICS[name].title}: {self._exact(leak, name)}, chance "
-            f"{share(chance(name, leak.people))}{self._no_evidence(leak.arm)}"
+            f"{format_share(chance(name, leak.people))}{self._no_evidence(leak.arm)}"
             for leak in self._data.leaks
             for name in TOP
             if leak.scores[name] and leak.people
@@ -352,12 +359,12 @@ class Statement:
             return [*cells, NONE, finding.state.upper(), NONE, NONE]
         if (part := finding.part) and not finding.leaked:
             samples = f"0 of {finding.samples}, {part.samples} in part"
-            rate = f"{share(part.recovered)} of the {PARTS[self._data.evidence.criterion.modality]}"
+            rate = f"{format_share(part.recovered)} of the {PARTS[self._data.evidence.criterion.modality]}"
             return [*cells, samples, rate, NONE, attack_text(finding.part_by)]
         leaked = roc.share(finding.leaked, finding.samples)
-        interval = f"{share(leaked.low)} to {share(leaked.high)}"
+        interval = f"{format_share(leaked.low)} to {format_share(leaked.high)}"
         by = attack_text(finding.by) if finding.leaked else NONE
-        return [*cells, f"{finding.leaked} of {finding.samples}", share(leaked.value), interval, by]
+        return [*cells, f"{finding.leaked} of {finding.samples}", format_share(leaked.value), interval, by]
 
     def _no_evidence(self, arm: str) -> str:
         """Return a warning that a low figure is no evidence, if the arm is inconclusive or not measured."""
@@ -369,13 +376,14 @@ class Statement:
         assert spread is not None
         hits = round(spread.mean * spread.n)
         found = roc.share(hits, spread.n)
-        return f"{hits} of {spread.n}, {share(found.value)} (95 % interval {share(found.low)} to {share(found.high)})"
+        interval = f"{format_share(found.low)} to {format_share(found.high)}"
+        return f"{hits} of {spread.n}, {format_share(found.value)} (95 % interval {interval})"
 
     @cached_property
     def _worst(self) -> list[Block]:
         """The best reconstruction: a sentence, the sample if samples are shown, and its hashes."""
         criterion = self._data.evidence.criterion
-        row = closest(self._data.attacks, criterion)
+        row = find_closest(self._data.attacks, criterion)
         if row is None:
             return ["NOT MEASURED: no attack returned a reconstruction with a score."]
         mix = self._data.mix
@@ -387,18 +395,21 @@ class Statement:
     def _shown(self, row: Row) -> Iterator[Block]:
         """Yield the sample of a row, if samples are shown, and its hashes."""
         for table, is_image in (("images", True), ("texts", False)):
-            found = next((one for one in self.original.read_table(table).to_pylist() if key(one) == key(row)), None)
+            found = next(
+                (one for one in self.original.read_table(table).to_pylist() if picture_key(one) == picture_key(row)),
+                None,
+            )
             if found is None:
                 continue
             samples = self._samples
             if samples.any and is_image:
                 true, rebuilt = samples.true_image(found["true"]), samples.image(found["reconstructed"])
-                yield StatementPicture(true, rebuilt, near(row), is_image=True)
+                yield StatementPicture(true, rebuilt, format_similarity(row), is_image=True)
             elif samples.any:
                 true_words = samples.true_words(found["true"])
                 original = None if true_words is None else " ".join(true_words)
                 yield StatementPicture(
-                    original, " ".join(samples.words(found["reconstructed"])), near(row), is_image=False
+                    original, " ".join(samples.words(found["reconstructed"])), format_similarity(row), is_image=False
                 )
             if not is_image and not samples.truth:
                 yield "The hash is left out, because a text or a row can be found from its hash by trying values."
@@ -451,7 +462,7 @@ class Statement:
         found = []
         for cell in self._data.evidence.findings:
             if cell.state in (State.NOT_MEASURED, State.INCONCLUSIVE, State.NOTHING_TO_ATTACK) or cell.not_run:
-                reasons = reasons_text(cell, self._data.evidence.criterion)
+                reasons = verdict_reasons_text(cell, self._data.evidence.criterion)
                 if not (cell.doubt or cell.not_run or cell.no_results or cell.unfinished):
                     reasons.insert(0, REASONS[Reason.NOTHING_LEAKS_UNDEFENDED])
                 why = "; ".join(reasons)
@@ -478,7 +489,7 @@ class Statement:
         if not document:
             return "Left out." if self.redacted else "The run did not record its environment."
         kept = {name: value for name, value in document.items() if name not in _PLACES}
-        return "; ".join(f"{name} {value}" for name, value in flat(kept)) + "."
+        return "; ".join(f"{name} {value}" for name, value in flatten_settings(kept)) + "."
 
     @property
     def _hashes(self) -> list[Block]:
@@ -547,7 +558,7 @@ def _inference_rows(claim: InferenceResult) -> Iterator[list[str]]:
         ]
         for rate, tpr in found.true_positives.items():
             if tpr is not None:
-                value = f"{share(tpr.value)} ({share(tpr.low)} to {share(tpr.high)})"
+                value = f"{format_share(tpr.value)} ({format_share(tpr.low)} to {format_share(tpr.high)})"
                 yield [claim.arm, claim.attack, f"TPR at {100 * rate:g} % FPR", value, f"{100 * rate:g} %", NONE, ""]
     elif claim.value and claim.chance:
         metric = claim.metric.replace("_", " ")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rayfed.errors import UserError
-from rayfed.report.export.redaction import redacted as redacted_copy
+from rayfed.report.export.redaction import redact as redacted_copy
 from rayfed.report.export.tables import markdown_cell
 from rayfed.report.html.page import environment, policy
 from rayfed.report.html.unscored import TABLE

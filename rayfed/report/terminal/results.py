@@ -14,10 +14,10 @@ from rich.text import Text
 from rayfed.evidence.attack_results import InferenceResult
 from rayfed.evidence.criteria import Criterion
 from rayfed.evidence.robustness import OpponentResult, RobustnessMatrix
-from rayfed.evidence.rows import group_rows, labels_given, measured
+from rayfed.evidence.rows import group_rows, is_measured, labels_given
 from rayfed.evidence.training import ArmSummary
-from rayfed.report.text.formats import NONE, duration, share
-from rayfed.report.text.leakage import STATES, value_text
+from rayfed.report.text.formats import NONE, format_duration, format_share
+from rayfed.report.text.leakage import STATES, leading_value_text
 from rayfed.report.text.membership import auc_text
 from rayfed.report.text.reasons import ATTACKERS
 from rayfed.report.text.training import find_quality, quality_text
@@ -27,7 +27,7 @@ STYLES = {"leaks": "red", "inconclusive": "yellow", "not measured": "yellow"}
 """Colour of a verdict."""
 
 
-def table(*columns: str, left: int = 1) -> Table:
+def make_empty_table(*columns: str, left: int = 1) -> Table:
     """Return an empty terminal table: the first columns are aligned to the left, the remaining columns to the right."""
     made = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     for place, column in enumerate(columns):
@@ -42,14 +42,14 @@ def leakage_table(rows: Sequence[Finding], criterion: Criterion) -> Table:
     labels = any(row.labels is not None for row in rows)
     columns = ["arm", "verdict", "batch", f"{criterion.noun}s", f"{unit} mean", "max", "baseline", "labels"]
     shown = [True, True, batches, True, True, True, True, labels]
-    made = table(*compress(columns, shown), left=2)
+    made = make_empty_table(*compress(columns, shown), left=2)
     for row in rows:
         cells: list[str | Text] = [
             Text(row.arm),
             Text(STATES[row.state], STYLES.get(row.state, "")),
             str(row.batch or NONE),
             f"{row.leaked}/{row.samples}" if row.samples else NONE,
-            *(value_text(value, criterion) for value in (row.mean, row.best, row.baseline)),
+            *(leading_value_text(value, criterion) for value in (row.mean, row.best, row.baseline)),
             NONE if row.labels is None else f"{100 * row.labels.share:.0f} %",
         ]
         made.add_row(*compress(cells, shown))
@@ -62,18 +62,18 @@ def attacks_table(attacks: Sequence[Mapping[str, Any]], criterion: Criterion) ->
     if len({attack for attack, _ in groups}) < 2:
         return None
     unit = "PSNR" if criterion.modality == "pixels" else "share"
-    made = table("attack", "arm", "results", f"{unit} mean", "max", "labels", left=2)
+    made = make_empty_table("attack", "arm", "results", f"{unit} mean", "max", "labels", left=2)
     for (attack, arm), rows in groups.items():
         values = [value for row in rows if (value := criterion.nearness(row)) is not None]
-        labels = [row["label_accuracy"] for row in rows if measured(row.get("label_accuracy"))]
+        labels = [row["label_accuracy"] for row in rows if is_measured(row.get("label_accuracy"))]
         recovered = f"{100 * fmean(labels):.0f} %" if labels else NONE
         results = sum(row["status"] == "ok" for row in rows)
         made.add_row(
             Text(attack),
             Text(arm),
             f"{results}/{len(rows)}",
-            value_text(fmean(values) if values else None, criterion),
-            value_text(max(values, default=None), criterion),
+            leading_value_text(fmean(values) if values else None, criterion),
+            leading_value_text(max(values, default=None), criterion),
             "given" if labels_given(rows[0]) else recovered,
         )
     return made
@@ -92,13 +92,13 @@ def cost_table(arms: Sequence[ArmSummary], privacy: Mapping[str, str]) -> Table 
         columns.append("simulated time")
     if privacy:
         columns.append("epsilon")
-    made = table("arm", *columns)
+    made = make_empty_table("arm", *columns)
     for arm in known:
         cells = [quality_text(arm, quality, width=7)] if quality else []
         cells.append(f"{arm.actor_seconds.mean:.2f}" if arm.actor_seconds else NONE)
         cells.append(f"{arm.bytes_up / arm.rounds / 1000:,.0f}")
         if simulated:
-            cells.append(duration(arm.simulated.seconds) if arm.simulated else NONE)
+            cells.append(format_duration(arm.simulated.seconds) if arm.simulated else NONE)
         if privacy:
             cells.append(privacy.get(arm.name, NONE))
         made.add_row(Text(arm.name), *cells)
@@ -108,11 +108,11 @@ def cost_table(arms: Sequence[ArmSummary], privacy: Mapping[str, str]) -> Table 
 def attackers_table(found: Sequence[Finding], distortions: Mapping[str, float], criterion: Criterion) -> Table:
     """Return an audit's table of attackers: the maximum of the leading metric per knowledge of the attacker."""
     unit = "PSNR" if criterion.modality == "pixels" else "share"
-    made = table("arm", "batch", "distortion", *(f"{unit} {name}" for name in ATTACKERS.values()))
+    made = make_empty_table("arm", "batch", "distortion", *(f"{unit} {name}" for name in ATTACKERS.values()))
     for finding in found:
         distortion = distortions.get(finding.arm)
         closest = dict(finding.closest)
-        values = (value_text(closest.get(knowledge), criterion) for knowledge in ATTACKERS)
+        values = (leading_value_text(closest.get(knowledge), criterion) for knowledge in ATTACKERS)
         made.add_row(
             Text(finding.arm), str(finding.batch), NONE if distortion is None else f"{distortion:.3f}", *values
         )
@@ -121,7 +121,7 @@ def attackers_table(found: Sequence[Finding], distortions: Mapping[str, float], 
 
 def inference_table(claims: Sequence[InferenceResult]) -> Table:
     """Return the table of inference attacks, one row per attack and arm, with chance level and control."""
-    made = table("arm", "attack", "measure", "value", "chance", "control", left=3)
+    made = make_empty_table("arm", "attack", "measure", "value", "chance", "control", left=3)
     for claim in claims:
         value, chance, control = (_mean(spread) for spread in (claim.value, claim.chance, claim.control))
         measure = claim.metric.replace("_", " ")
@@ -138,7 +138,7 @@ def _mean(spread: Any) -> str:
 
 def robustness_table(found: RobustnessMatrix) -> Table:
     """Return the table of each arm's accuracy and backdoor success rate under each poisoning opponent."""
-    made = table("arm", *found.opponents)
+    made = make_empty_table("arm", *found.opponents)
     for arm in found.arms:
         made.add_row(Text(arm), *(_robustness_cell(found.results.get((arm, name))) for name in found.opponents))
     return made
@@ -147,4 +147,4 @@ def robustness_table(found: RobustnessMatrix) -> Table:
 def _robustness_cell(result: OpponentResult | None) -> str:
     if result is None:
         return NONE
-    return share(result.accuracy) + ("" if result.backdoor is None else f", {share(result.backdoor)}")
+    return format_share(result.accuracy) + ("" if result.backdoor is None else f", {format_share(result.backdoor)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rayfed.report.text.formats import NONE, share
+from rayfed.report.text.formats import NONE, format_share
 
 _WIDTH = 16
 """Minimum width of an arm's column."""
@@ -61,7 +61,7 @@ def _quality(row: Mapping[str, Any]) -> str:
     key = next((key for key in _QUALITIES if row.get(key) is not None), "")
     if not key:
         return ""
-    return share(row[key]) if key in ("test_accuracy", "test_iou") else f"{row[key]:.4g}"
+    return format_share(row[key]) if key in ("test_accuracy", "test_iou") else f"{row[key]:.4g}"
 
 
 def _named_quality(row: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from rich.text import Text
 from rayfed.errors import noting_errors
 from rayfed.evidence.arms import arm_names
 from rayfed.evidence.attack_results import summarise_inferences
-from rayfed.evidence.criteria import modality_of
+from rayfed.evidence.criteria import infer_modality
 from rayfed.evidence.knowledge_pairs import failed_attacks, mark_outdone
 from rayfed.evidence.outcomes import outcomes
 from rayfed.evidence.proved_bounds import attacks_without_bound, closest_comparisons, compare_bounds
@@ -39,7 +39,7 @@ from rayfed.report.terminal.rounds import RoundLines
 from rayfed.report.terminal.time_left import TimeLeft
 from rayfed.report.text.attacks import attack_results_text
 from rayfed.report.text.audit import best_text, pass_text
-from rayfed.report.text.formats import counted
+from rayfed.report.text.formats import format_count
 from rayfed.report.text.guarantees import epsilons, guarantee_lines
 from rayfed.report.text.knowledge_pairs import failed_attack_text
 from rayfed.report.text.leakage import leakage_title, legend, reasons
@@ -47,7 +47,7 @@ from rayfed.report.text.membership import AUC_LEGEND
 from rayfed.report.text.next_step import next_step_text
 from rayfed.report.text.proved_bounds import comparison_text, uncovered_text
 from rayfed.report.text.weights import attacked_weights
-from rayfed.store.exits import advice, status
+from rayfed.store.exits import advise_on_state, status
 from rayfed.store.folder import REPORT, SCENARIO
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class RunView:
         self._lines = RoundLines(self._rounds, self._console.width, bool(self._scenario.get("opponents")))
         self._specs = scenario.attacks
         counts = [(scenario.federation.clients, "client"), (len(scenario.played), "arm"), (self._rounds, "round")]
-        size = ", ".join(counted(*c) for c in counts)
+        size = ", ".join(format_count(*c) for c in counts)
         self.say((scenario.name, "bold"), f": {size} (seed {scenario.seed}), on {_devices(scenario)}")
         self.say(f"Runs on: {where}")
         self.say(f"Results: {folder.url}")
@@ -138,7 +138,9 @@ class RunView:
         """Show the number of clients that have finished the round."""
         self._speed = f"{done / max(monotonic() - self._round_began, 1e-9):.1f} clients/s"
         self._show(f"round {round + 1}/{self._rounds}{self._last_round(round)}", done, total, self._speed)
-        self._now_and_then(f"round {round + 1}/{self._rounds}: {done} of {counted(total, 'client')}, {self._speed}")
+        self._now_and_then(
+            f"round {round + 1}/{self._rounds}: {done} of {format_count(total, 'client')}, {self._speed}"
+        )
 
     def _last_round(self, number: int) -> str:
         """Return the results of the first arm in the last round, whose number counts from 1; empty before the first."""
@@ -240,7 +242,7 @@ class RunView:
     ) -> None:
         for line in self._lines.lines(rows, self._time_left(rows[0]["round"]) if rows else ""):
             self.say(line)
-        noun = NOUNS[modality_of(attacks)]
+        noun = NOUNS[infer_modality(attacks)]
         for (attack,), own in group_rows(attacks, "attack").items():
             self.say(attack_results_text(attack, own, noun))
         for (attack,), own in group_rows(inferences, "attack").items():
@@ -263,7 +265,7 @@ class RunView:
             )
             with noting_errors(self._note_unprinted):
                 self._say_leakage(self._read_evidence())
-            page, todo = f"{self._folder.url}/report.html", advice("interrupted", kind, self._folder.url)
+            page, todo = f"{self._folder.url}/report.html", advise_on_state("interrupted", kind, self._folder.url)
             if kind != "attack":  # the command itself prints `rayfed resume`
                 self.note(f"{page} shows the results so far")
             elif self._attacks or self._inferences:
@@ -291,7 +293,7 @@ class RunView:
                 "killed": "the run was killed",
                 "interrupted": "the run was interrupted",
             }
-            self.note(f"{ended.get(state, f'the run is {state}')}; {advice(state, kind, self._folder.url)}")
+            self.note(f"{ended.get(state, f'the run is {state}')}; {advise_on_state(state, kind, self._folder.url)}")
 
     def finished(self, report: str) -> None:
         """Print the results of the run and the path of the report."""

@@ -17,13 +17,13 @@ from rich.text import Text
 
 from rayfed.errors import MissingExtraError, noting_errors
 from rayfed.evidence.knowledge_pairs import failed_attacks, mark_outdone
-from rayfed.evidence.pareto import front
-from rayfed.evidence.settings import Setting, by_values, settings, strongest, worst_verdict
+from rayfed.evidence.pareto import compute_front
+from rayfed.evidence.settings import Setting, group_by_values, select_strongest, settings, worst_verdict
 from rayfed.metrics.measures import JUDGED
 from rayfed.report.samples import warning
 from rayfed.report.text.batch_sizes import label_grid
 from rayfed.report.text.figures import heading, marked_cell, useless_mark
-from rayfed.report.text.formats import MAX_NAMES, NONE, counted, duration, share
+from rayfed.report.text.formats import MAX_NAMES, NONE, format_count, format_duration, format_share
 from rayfed.report.text.guarantees import mixed_guarantees_text
 from rayfed.report.text.knowledge_pairs import failed_attack_text
 from rayfed.report.text.leakage import STATES
@@ -66,7 +66,7 @@ class SweepView:
         self._trials, self._before, self._began, self._folder = trials, done, monotonic(), folder.files
         before = f", {done} finished before" if done else ""
         swept = scenario.sweep
-        size = f"{counted(trials, 'trial')} over {counted(len(swept.fields), 'field')}"
+        size = f"{format_count(trials, 'trial')} over {format_count(len(swept.fields), 'field')}"
         self._say(f"[bold]{scenario.name}[/bold]: {size} ({swept.search}){before}; {where}")
         self._say(f"Results: {folder.url}", markup=False)
         self._bar.start()
@@ -89,9 +89,9 @@ class SweepView:
             self._say_trial(trial, rows)
         left = (monotonic() - self._began) / self._timed() * max(self._trials - self._ended, 0)
         if self._task is not None:
-            self._bar.update(self._task, advance=1, left=f"about {duration(left)} left")
+            self._bar.update(self._task, advance=1, left=f"about {format_duration(left)} left")
         if self._ended == 1 and left:
-            self._say(f"about {duration(left)} left for {self._trials - 1} trials")
+            self._say(f"about {format_duration(left)} left for {self._trials - 1} trials")
 
     def _timed(self) -> int:
         """Return the number of trials that used the time so far; at first this includes the running ones."""
@@ -106,7 +106,7 @@ class SweepView:
             self._say(Text(f"{what}  FAILED: {' '.join(str(rows[0]['error']).split())}", style="red"))
             return
         row = max(rows, key=lambda row: row.get("psnr") or 0)
-        accuracy = share(row.get("test_accuracy"))
+        accuracy = format_share(row.get("test_accuracy"))
         psnr = NONE if row.get("psnr") is None else f"{row['psnr']:.1f} dB ({row['attack']})"
         stopped = "  stopped early" if row["status"] == "stopped" else ""
         self._say(f"{what:<40}  accuracy {accuracy:>7}  PSNR {psnr}{stopped}", markup=False)
@@ -144,7 +144,7 @@ class SweepView:
         for failed in failed_attacks(found):
             self._say(failed_attack_text(failed), markup=False)
         if self._failed:
-            self._say(f"{counted(self._failed, 'trial')} failed; errors are in outcomes.parquet")
+            self._say(f"{format_count(self._failed, 'trial')} failed; errors are in outcomes.parquet")
         if self._folder is not None and (bounds := [_BOUNDS[name] for name in shown if name in _BOUNDS]):
             self._say(f"Next: rayfed recommend {quote(self._folder.url)} {' '.join(bounds)}", markup=False)
 
@@ -164,9 +164,9 @@ class SweepView:
 
     def _front(self, found: Sequence[Setting]) -> None:
         """Print the Pareto-optimal settings and their hypervolume."""
-        strong = strongest(found, "psnr")
+        strong = select_strongest(found, "psnr")
         if any("test_accuracy" in setting.measures for setting in strong):
-            best = front(found, "psnr", "test_accuracy")
+            best = compute_front(found, "psnr", "test_accuracy")
             if not best.best:
                 self._say("Pareto-optimal: none, because the accuracy is at chance level or the leakage is unknown")
                 return
@@ -201,7 +201,7 @@ def _table(found: Sequence[Setting], shown: Sequence[str]) -> Table:
 
 def _states(found: Sequence[Setting]) -> dict[tuple[str, str, str], str]:
     """Return identity -> verdict of each attacked setting: the worst over all attacks and repeats."""
-    states = {group[0].identity: worst_verdict(group) for group in by_values(found)}
+    states = {group[0].identity: worst_verdict(group) for group in group_by_values(found)}
     return {identity: STATES[state] for identity, state in states.items() if state}
 
 

@@ -8,7 +8,7 @@ from rayfed import registry
 from rayfed.evidence.attack_results import AttackInput
 from rayfed.evidence.rows import Row
 from rayfed.metrics.known import METRICS
-from rayfed.report.text.formats import counted
+from rayfed.report.text.formats import format_count
 
 
 def attack_input_text(attack: AttackInput) -> str:
@@ -24,7 +24,7 @@ def _samples_text(batch_sizes: tuple[int, ...]) -> str:
         return ""
     first, last = batch_sizes[0], batch_sizes[-1]
     if first == last:
-        return f" of {counted(last, 'sample')}"
+        return f" of {format_count(last, 'sample')}"
     return f" of {first}–{last} samples"
 
 
@@ -45,4 +45,4 @@ def attack_results_text(attack: str, rows: Sequence[Row], noun: str) -> str:
     reason = ""
     if missing:
         reason = f"; {len(missing)} without a result ({missing[0]['status']}: {missing[0]['message']})"
-    return f"  attack {attack}: {counted(arms, 'arm')} x {counted(len(rows) // arms, noun)}{reason}"
+    return f"  attack {attack}: {format_count(arms, 'arm')} x {format_count(len(rows) // arms, noun)}{reason}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rayfed.report.text.formats import duration
+from rayfed.report.text.formats import format_duration
 
 
 def pass_text(evaluations: int, seconds: Mapping[bool, float], following: int | None, best: Mapping[str, str]) -> str:
@@ -13,11 +13,11 @@ def pass_text(evaluations: int, seconds: Mapping[bool, float], following: int | 
     `seconds` are those of the searches (True) and the closed forms (False) of the pass.
     """
     closed_forms, searches = seconds[False], seconds[True]
-    parts = [f"closed forms {duration(closed_forms)}"] if closed_forms else []
+    parts = [f"closed forms {format_duration(closed_forms)}"] if closed_forms else []
     if searches:
-        parts.append(f"searches of {evaluations:,} evaluations {duration(searches)}")
+        parts.append(f"searches of {evaluations:,} evaluations {format_duration(searches)}")
     if searches and following:
-        parts.append(f"the next pass takes about {duration(searches * following / evaluations)}")
+        parts.append(f"the next pass takes about {format_duration(searches * following / evaluations)}")
     return f"Pass finished: {', '.join(parts)}. Best so far: {best_text(best)}"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rayfed.data.sets import is_public
-from rayfed.report.text.formats import LEFT_OUT, counted
+from rayfed.report.text.formats import LEFT_OUT, format_count
 
 _OWN = "train", "path", "root", "table"
 """Fields of data sets with a file or folder of the user."""
@@ -27,7 +27,7 @@ def scenario_caption(scenario: Mapping[str, Any]) -> str:
     if not trained:
         return ""
     federation = scenario.get("federation") or {}
-    size = [counted(federation[f"{noun}s"], noun) for noun in ("client", "round") if federation.get(f"{noun}s")]
+    size = [format_count(federation[f"{noun}s"], noun) for noun in ("client", "round") if federation.get(f"{noun}s")]
     attacks = scenario.get("attacks") or []
     if len(attacks) > MOST:
         texts = [", ".join(dict.fromkeys(one["name"] for one in attacks))]
@@ -69,7 +69,7 @@ def _attack(one: Mapping[str, Any]) -> str:
     count = len(victims) if isinstance(victims, list) else victims
     parts = [one["name"]]
     parts += [f"{one['iterations']} iterations"] if one.get("iterations") else []
-    parts += [f"{counted(count, 'victim')} per round"]
+    parts += [f"{format_count(count, 'victim')} per round"]
     parts += [f"batch size {one.get('batch_size', 1)}"] if one.get("observes") == "gradient" else []
     parts += [f"given {' and '.join(one['knowledge'])}"] if one.get("knowledge") else []
     return f"{one['label']}: {', '.join(parts)}" if one.get("label") else ", ".join(parts)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rayfed.evidence.spread import Spread
 from rayfed.metrics.base import Metric
 from rayfed.metrics.roc import Estimate
-from rayfed.report.text.formats import NONE, decibel_mean, error, fixed, share
+from rayfed.report.text.formats import NONE, format_decimals, format_error, format_mean_psnr, format_share
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,9 @@ def decibel_cell(value: Spread | None) -> PageCell:
     """Return the mean of a PSNR with its standard deviation, range and number of values."""
     if value is None:
         return PageCell(NONE)
-    deviation = "" if value.sd is None else f", sd {fixed(value.sd, 1)}"
-    ends = f"{decibel_mean(value.low)} to {decibel_mean(value.high)}"
-    return PageCell(f"{decibel_mean(value.mean)}{deviation}", f"{ends}, n = {value.n}")
+    deviation = "" if value.sd is None else f", sd {format_decimals(value.sd, 1)}"
+    ends = f"{format_mean_psnr(value.low)} to {format_mean_psnr(value.high)}"
+    return PageCell(f"{format_mean_psnr(value.mean)}{deviation}", f"{ends}, n = {value.n}")
 
 
 def score_cell(metric: Metric, value: Spread | None, count: int) -> PageCell:
@@ -73,10 +73,10 @@ def score_cell(metric: Metric, value: Spread | None, count: int) -> PageCell:
     if value is None:
         return PageCell(NONE)
     if metric.format == "hit" or metric.compares == "labels":
-        return PageCell(share(value.mean), f"n = {value.n}")
+        return PageCell(format_share(value.mean), f"n = {value.n}")
     if metric.unit == "dB":
         return decibel_cell(value)
-    return spread_cell(value, error if metric.format == "error" else fixed, count)
+    return spread_cell(value, format_error if metric.format == "error" else format_decimals, count)
 
 
 def estimate_cell(value: Estimate | None, form: Callable[[float], str], unknown: str = NONE) -> PageCell:

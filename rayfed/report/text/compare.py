@@ -42,7 +42,7 @@ def unpaired_text(unpaired: Unpaired) -> str:
     return f"not compared as pairs, because {' and '.join(reasons)}" if reasons else NO_PAIRS
 
 
-def value_text(value: Any) -> str:
+def scenario_value_text(value: Any) -> str:
     """Return a value of a scenario as one short line of YAML, without empty fields; empty for None."""
     if value is None:
         return ""

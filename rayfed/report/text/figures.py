@@ -5,10 +5,10 @@ from __future__ import annotations
 from math import isinf
 
 from rayfed.evidence.figures import RoundedEstimate, round_estimate
-from rayfed.evidence.settings import MeanEstimate, Setting, of_attacks
+from rayfed.evidence.settings import MeanEstimate, Setting, describes_attacks
 from rayfed.metrics.measures import MEASURES
-from rayfed.privacy.printing import at_most
-from rayfed.report.text.formats import NONE, duration, size
+from rayfed.privacy.printing import format_upper
+from rayfed.report.text.formats import NONE, format_bytes, format_duration
 
 USELESS = "§"
 """Mark of an arm whose model is useless, in some or all repeats."""
@@ -57,7 +57,7 @@ def marked_cell(measure: str, one: Setting) -> str:
     """Format the value of a measure, with a mark if the value is no evidence of protection."""
     estimate = one.measures.get(measure)
     text = cell_text(measure, estimate)
-    if estimate is None or not of_attacks(measure):
+    if estimate is None or not describes_attacks(measure):
         return text
     if measure in one.outdone:
         text += OUTDONE
@@ -75,27 +75,27 @@ def useless_mark(one: Setting) -> str:
     return USELESS if one.useless or one.collapsed else ""
 
 
-def value_text(measure: str, value: float) -> str:
+def measure_value_text(measure: str, value: float) -> str:
     """Format the value of a measure with the unit: `12.3 dB`, `0.972`, `3 min 05 s`."""
     unit = MEASURES[measure].unit
     if MEASURES[measure].proved:
-        return at_most(value)
+        return format_upper(value)
     if unit == "dB":
         return "exact" if isinf(value) else f"{value:.4g} dB"
     if unit == "s":
-        return duration(value)
+        return format_duration(value)
     if unit == "bytes":
-        return size(value)
+        return format_bytes(value)
     return f"{value:.4g} {unit}".strip()
 
 
-def interval_text(measure: str, estimate: MeanEstimate) -> str:
+def estimate_interval_text(measure: str, estimate: MeanEstimate) -> str:
     """Format a mean with unit and 95 % interval, `12.3 dB (11.8 dB to 12.9 dB)`, or with both of two values.
 
     Without an interval, return only the mean.
     """
-    mean = value_text(measure, estimate.mean)
+    mean = measure_value_text(measure, estimate.mean)
     if estimate.spread is None:
         return mean
-    low, high = (value_text(measure, end) for end in estimate.pair or estimate.spread)
+    low, high = (measure_value_text(measure, end) for end in estimate.pair or estimate.spread)
     return f"{mean} ({low}, {high})" if estimate.pair else f"{mean} ({low} to {high})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rayfed.evidence.criteria import Criterion
-from rayfed.report.text.formats import counted
+from rayfed.report.text.formats import format_count
 from rayfed.report.text.reasons import attack_text
 from rayfed.store.finding import Finding, RecoveredLabels
 
@@ -28,7 +28,7 @@ def part_text(finding: Finding, criterion: Criterion) -> str:
     constant = ", in brackets the baseline" if any(guess is not None for *_, guess in part.columns) else ""
     which = f": {', '.join(names)}{more}{constant}" if names else ""
     by = "" if finding.part_by == finding.by else f" by {attack_text(finding.part_by)}"
-    samples = counted(part.samples, criterion.noun)
+    samples = format_count(part.samples, criterion.noun)
     parts = f"{100 * part.recovered:.0f} % of the {PARTS[criterion.modality]} of {samples}"
     baseline = "" if part.baseline is None else f" (baseline {100 * part.baseline:.0f} %)"
     return f"{parts} recovered{by}{baseline}{which}"

@@ -21,7 +21,7 @@ from rayfed.evidence.checks import (
 )
 from rayfed.evidence.membership import RATES, Roc
 from rayfed.report.text.findings import labels_beyond_text, part_text
-from rayfed.report.text.formats import duration
+from rayfed.report.text.formats import format_duration
 from rayfed.report.text.membership import rate_text
 from rayfed.report.text.reasons import (
     NOTHING_REBUILT,
@@ -110,7 +110,7 @@ def by_text(check: Check) -> str:
     return attack_text(check.by) if isinstance(check.by, Attacker) else " or ".join(check.by or ())
 
 
-def value_text(check: Check) -> str:
+def check_value_text(check: Check) -> str:
     """Return the measured value with its unit; empty if nothing was measured."""
     return "" if check.value is None else bound_value_text(check.bound, check.value)
 
@@ -134,7 +134,7 @@ def interval_text(check: Check) -> str:
 def check_text(check: Check) -> str:
     """Return a one-line description of a check."""
     arm = f"{check.arm}, batch {check.batch}" if check.batch else check.arm
-    value, by = value_text(check), by_text(check)
+    value, by = check_value_text(check), by_text(check)
     result = f"{value} ({by})" if value and by else value
     text = f"{arm}, {bound_text(check.bound)}: {check.state.upper()}"
     details = "; ".join(filter(None, (result, details_text(check))))
@@ -195,7 +195,7 @@ def _labels_recovered(recovered: Recovered, check: Check) -> str:
 
 def _budget(budget: AttackBudget, check: Check) -> str:
     parts = ["closed forms only"] if budget.only_closed_forms else list(map(_search_text, budget.searches))
-    return f"budget: {', '.join([*parts, duration(budget.seconds)])} in all"
+    return f"budget: {', '.join([*parts, format_duration(budget.seconds)])} in all"
 
 
 def _search_text(search: SearchBudget) -> str:
@@ -233,7 +233,7 @@ def _interval_reaches(high: float, check: Check) -> str:
 def _share_budget(budget: ShareBudget, check: Check) -> str:
     noun = "samples" if check.bound.name == BoundedShare.IDENTITY else "updates"
     attacks = ", ".join(f"{attack} {count}" for attack, count in budget.attacks)
-    seconds = "" if budget.seconds is None else f", {duration(budget.seconds)} in all"
+    seconds = "" if budget.seconds is None else f", {format_duration(budget.seconds)} in all"
     return f"budget: {noun} attacked by {attacks}{seconds}"
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from rayfed.evidence.guarantee_compat import list_kinds, mixed_guarantees
 from rayfed.evidence.rows import Row
 from rayfed.evidence.settings import Setting
-from rayfed.privacy.printing import at_most, caution
-from rayfed.report.text.formats import counted
+from rayfed.privacy.printing import caution, format_upper
+from rayfed.report.text.formats import format_count
 
 _BOUNDS = {"epsilon": "epsilons", "rero": "bounds on reconstruction"}
 _EMPIRICAL = "are empirical: they hold for these attacks, data and rounds. A stronger attack may reconstruct more."
@@ -39,7 +39,7 @@ def mixed_guarantees_text(settings: Sequence[Setting], measure: str) -> str:
 
 def epsilon_text(row: Row) -> str:
     """Return the epsilon and delta of a row, rounded up."""
-    return f"epsilon {at_most(row['epsilon'])} at delta {at_most(row['delta'])}"
+    return f"epsilon {format_upper(row['epsilon'])} at delta {format_upper(row['delta'])}"
 
 
 def guarantee_text(row: Row) -> str:
@@ -48,7 +48,7 @@ def guarantee_text(row: Row) -> str:
     if row.get("epsilon") is None:
         return f"withdrawn for {row['defence']}: {note}" if row.get("defence") else f"none ({note})"
     defence = f" by {row['defence']}" if row.get("defence") else ""
-    rounds = f"after {counted(row['rounds'], 'round')}"
+    rounds = f"after {format_count(row['rounds'], 'round')}"
     protected = f"protects {row['adjacency']}, against {row['against']}{caution(row['epsilon'])}"
     limit = f"; {note}" if note else ""
     return f"{epsilon_text(row)}{defence} {rounds}, {protected}{limit}"
@@ -109,7 +109,7 @@ def epsilons(privacy: Iterable[Row]) -> dict[str, str]:
     found: dict[str, list[str]] = {}
     for row in privacy:
         if row.get("epsilon") is not None:
-            found.setdefault(row["arm"], []).append(f"{at_most(row['epsilon'])} per {row['unit']}")
+            found.setdefault(row["arm"], []).append(f"{format_upper(row['epsilon'])} per {row['unit']}")
         elif row.get("defence"):  # the defence has a mechanism
             found.setdefault(row["arm"], []).append("withdrawn")
         elif row.get("note"):

@@ -9,9 +9,9 @@ from math import ceil, pow
 from rayfed.core.reasons import Reason
 from rayfed.evidence.criteria import Criterion
 from rayfed.evidence.methods import FEWEST
-from rayfed.evidence.rows import Row, code_given, label_of, labels_given
+from rayfed.evidence.rows import Row, code_given, get_attack_label, labels_given
 from rayfed.report.text.findings import part_text
-from rayfed.report.text.formats import NONE, counted, decibel_mean, share
+from rayfed.report.text.formats import NONE, format_count, format_mean_psnr, format_share
 from rayfed.report.text.reasons import (
     CODE_OF_USER,
     NO_ATTACK_YET,
@@ -46,7 +46,7 @@ def leakage_title(attacks: Sequence[Row], weights: str) -> str:
 
     `weights` are those that were attacked.
     """
-    names = list(dict.fromkeys(label_of(row) for row in attacks))
+    names = list(dict.fromkeys(get_attack_label(row) for row in attacks))
     parts = [", ".join(names) if len(names) <= 2 else f"best of {len(names)} attacks", _attackers(attacks)]
     views = {row["observes"] for row in attacks} - {None}
     if len(views) == 1:
@@ -93,7 +93,7 @@ def _not_reconstructed_text(rows: Sequence[Finding], attacks: Sequence[Row], cri
     budget = f" within {most:,} iterations" if most else ""
     share = ceil(100 * largest_share(samples))
     return (
-        f"Not reconstructed: 0 of {counted(samples, criterion.noun)}{budget}, so at most {share} % of such "
+        f"Not reconstructed: 0 of {format_count(samples, criterion.noun)}{budget}, so at most {share} % of such "
         f"{criterion.noun}s (95 % confidence). Only epsilon is a guarantee."
     )
 
@@ -116,7 +116,7 @@ def reasons(rows: Sequence[Finding], criterion: Criterion, sizes: bool = False) 
 
     `sizes` adds the batch size to an arm if the reason does not hold for all its batch sizes.
     """
-    return _join_arms([(row, reason) for row in rows for reason in reasons_text(row, criterion)], rows, sizes)
+    return _join_arms([(row, reason) for row in rows for reason in verdict_reasons_text(row, criterion)], rows, sizes)
 
 
 def caveats(rows: Sequence[Finding], criterion: Criterion, sizes: bool = False) -> list[str]:
@@ -164,7 +164,7 @@ def _caveats_text(finding: Finding, criterion: Criterion) -> list[str]:
     return found
 
 
-def reasons_text(finding: Finding, criterion: Criterion) -> list[str]:
+def verdict_reasons_text(finding: Finding, criterion: Criterion) -> list[str]:
     """Return the reasons and limits of the verdict on one arm and batch size; empty if there are none."""
     if finding.batch is None:
         return [NO_ATTACK_YET if finding.unfinished else NOTHING_REBUILT]
@@ -197,8 +197,8 @@ def _open_questions(finding: Finding, criterion: Criterion, explained: bool) -> 
     return [*found, overtaken_text(finding.overtaken)] if finding.overtaken else found
 
 
-def value_text(value: float | None, criterion: Criterion) -> str:
+def leading_value_text(value: float | None, criterion: Criterion) -> str:
     """Format a value of the leading metric; `>100` for a PSNR at its ceiling."""
     if value is None:
         return NONE
-    return decibel_mean(value).replace("≥", ">") if criterion.modality == "pixels" else share(value)
+    return format_mean_psnr(value).replace("≥", ">") if criterion.modality == "pixels" else format_share(value)

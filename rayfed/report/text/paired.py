@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rayfed.errors import UserError, nearest
 from rayfed.evidence.paired import SIGNIFICANCE, PairedDifference, min_wilcoxon
 from rayfed.report.text.figures import FAILED, UNPROVEN, heading
-from rayfed.report.text.formats import NONE, counted
+from rayfed.report.text.formats import NONE, format_count
 from rayfed.report.text.tables import Grid
 
 NO_PAIRS = "not compared as pairs: no attack was run on two common victims or seeds of two arms"
@@ -67,8 +67,8 @@ def few_pairs_text(pairs: int, arms: int) -> str | None:
     if minimum < SIGNIFICANCE:
         return None
     return (
-        f"Wilcoxon's p value cannot be below 5 % with {counted(pairs, 'pair')} and {counted(arms, 'arm')}: its minimum "
-        f"is {minimum:.2g}"
+        f"Wilcoxon's p value cannot be below 5 % with {format_count(pairs, 'pair')} and {format_count(arms, 'arm')}: "
+        f"its minimum is {minimum:.2g}"
     )
 
 

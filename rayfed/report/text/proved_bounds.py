@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rayfed.evidence.proved_bounds import BoundComparison
 from rayfed.evidence.rows import Row
-from rayfed.privacy.printing import share_at_most
+from rayfed.privacy.printing import format_share_bound
 from rayfed.privacy.tradeoff import PRIORS
 
 BOUNDS = (*(f"Prior 1/{prior:,}" for prior in PRIORS), "TPR at 0.1 % FPR", "Membership advantage (TPR − FPR)")
@@ -22,7 +22,7 @@ def bound_rows(privacy: Sequence[Row]) -> list[list[str]]:
         guesses = [row[f"rero_{prior}"] for prior in PRIORS]
         tpr = row["rero_1000"]  # the same point of the trade-off curve
         replaced = ", or another one in its place" if "replace-one" in row["adjacency"] else ""
-        bounds = [share_at_most(bound) for bound in (*guesses, tpr, row["advantage"])]
+        bounds = [format_share_bound(bound) for bound in (*guesses, tpr, row["advantage"])]
         rows.append([row["arm"], row["defence"], f"one {row['unit']}{replaced}", *bounds])
     return rows
 
@@ -38,7 +38,7 @@ def comparison_text(one: BoundComparison) -> str:
     """Return a measurement with its interval, its bound and its control."""
     return (
         f"{one.attack} on {one.arm}: {measure_text(one)}: {one.hits:,} of {one.count:,}, {100 * one.share.value:.2f} % "
-        f"(interval from {100 * one.share.low:.2f} %); proved bound {share_at_most(one.bound)}; control "
+        f"(interval from {100 * one.share.low:.2f} %); proved bound {format_share_bound(one.bound)}; control "
         f"{100 * one.chance.value:.2f} % (interval to {100 * one.chance.high:.2f} %)"
     )
 

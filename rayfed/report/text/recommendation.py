@@ -11,8 +11,8 @@ from rayfed.evidence.recommend import SIMULATED, ArmCandidate, BoundCheck, Measu
 from rayfed.evidence.rows import Row
 from rayfed.evidence.settings import MeanEstimate, Setting
 from rayfed.metrics.measures import MEASURES
-from rayfed.report.text.figures import interval_text, value_text
-from rayfed.report.text.formats import NONE, counted
+from rayfed.report.text.figures import estimate_interval_text, measure_value_text
+from rayfed.report.text.formats import NONE, format_count
 from rayfed.report.text.guarantees import setting_guarantee_text
 from rayfed.report.text.settings import partly_inconclusive_text, weakness_text
 from rayfed.report.text.tables import CUT, SINGLE
@@ -23,46 +23,46 @@ _NAMED = 3
 """Maximum number of settings that a remark lists."""
 
 
-def answer(found: Recommendation) -> str:
+def recommendation_text(found: Recommendation) -> str:
     """Return a sentence: how many settings satisfy the bounds, and by which cost the recommended setting was chosen."""
-    bounds = ", ".join(map(bound_text, found.bounds))
+    bounds = ", ".join(map(measure_bound_text, found.bounds))
     if not found.meeting:
         return f"No setting of {found.candidates} satisfies {bounds}. Smallest excess:"
     costs = ", then ".join(MEASURES[name].title for name in found.costs)
     verb = "satisfies" if found.meeting == 1 else "satisfy"
-    return f"{found.meeting} of {counted(found.candidates, 'setting')} {verb} {bounds}. Cheapest ({costs}):"
+    return f"{found.meeting} of {format_count(found.candidates, 'setting')} {verb} {bounds}. Cheapest ({costs}):"
 
 
-def bound_text(bound: MeasureBound) -> str:
+def measure_bound_text(bound: MeasureBound) -> str:
     """Format a bound: `PSNR ≤ 12 dB`."""
     sign = "≤" if bound.at_most else "≥"
-    return f"{MEASURES[bound.measure].title} {sign} {value_text(bound.measure, bound.limit)}"
+    return f"{MEASURES[bound.measure].title} {sign} {measure_value_text(bound.measure, bound.limit)}"
 
 
 def headings(found: Recommendation) -> tuple[str, str, str, str]:
-    """Return the column headings for the rows of `judged`."""
+    """Return the column headings for the rows of `check_cells`."""
     two = any(check.estimate and check.estimate.pair for check in found.chosen.checks)
     return "bound", f"measured ({'both values' if two else '95 % interval'})", "result", "attack"
 
 
-def judged(check: BoundCheck) -> list[str]:
+def check_cells(check: BoundCheck) -> list[str]:
     """Return the row of one checked bound: bound, measured value, result, attack."""
     bound, estimate = check.bound, check.estimate
     if check.setting is None:
         result = "no guarantee" if MEASURES[bound.measure].proved else "not measured"
-        return [bound_text(bound), NONE, result, NONE]
+        return [measure_bound_text(bound), NONE, result, NONE]
     if estimate is None:
-        return [bound_text(bound), NONE, "nothing to attack: updates are hidden", NONE]
+        return [measure_bound_text(bound), NONE, "nothing to attack: updates are hidden", NONE]
     attack = check.setting.attack if bound.on_attacks else None
-    measured = interval_text(bound.measure, estimate)
-    return [bound_text(bound), measured, _result(check, estimate), attack or NONE]
+    measured = estimate_interval_text(bound.measure, estimate)
+    return [measure_bound_text(bound), measured, _result(check, estimate), attack or NONE]
 
 
 def _result(check: BoundCheck, estimate: MeanEstimate) -> str:
     """Return whether a measured value satisfies its bound."""
     bound = check.bound
     if check.share:
-        excess = value_text(bound.measure, bound.excess(estimate.mean))
+        excess = measure_value_text(bound.measure, bound.excess(estimate.mean))
         return f"{'exceeded' if bound.at_most else 'missed'} by {excess} ({100 * check.share:.0f} % of the range)"
     if check.sure is None:
         return "satisfied (single run)"
@@ -139,7 +139,7 @@ def _on_others(found: Recommendation, chosen: Setting) -> list[str]:
         titles = [one.title for one in found.unattacked[:_NAMED]]
         if len(found.unattacked) > _NAMED:
             titles.append("...")
-        count = counted(len(found.unattacked), "setting")
+        count = format_count(len(found.unattacked), "setting")
         lines.append(f"Not attacked, so their leakage is unknown: {count} ({', '.join(titles)}).")
     lines += _on_refused(found)
     if found.tied:
@@ -166,7 +166,9 @@ def _timed_once(chosen: Setting, cost: str) -> bool:
 
 
 def _costs(chosen: Setting, costs: Sequence[str]) -> str:
-    known = [f"{MEASURES[c].title} {interval_text(c, chosen.measures[c])}" for c in costs if c in chosen.measures]
+    known = [
+        f"{MEASURES[c].title} {estimate_interval_text(c, chosen.measures[c])}" for c in costs if c in chosen.measures
+    ]
     return f"Cost: {', '.join(known)}" if known else "Cost: not measured"
 
 

@@ -8,11 +8,11 @@ from math import inf
 
 from rayfed.evidence.attack_results import attack_input
 from rayfed.evidence.criteria import Criterion, CriterionResult
-from rayfed.evidence.rows import Row, measured
+from rayfed.evidence.rows import Row, is_measured
 from rayfed.evidence.training import ArmSummary
 from rayfed.report.text.attacks import attack_input_text
 from rayfed.report.text.captions import model_and_data_text
-from rayfed.report.text.formats import decibel, fixed, near, noun_of_sample
+from rayfed.report.text.formats import format_decimals, format_psnr, format_similarity, noun_of_sample
 from rayfed.report.text.guarantees import guarantee_sentences
 from rayfed.report.text.reasons import judgement_text
 from rayfed.report.text.weights import attacked_weights
@@ -82,8 +82,8 @@ def best_reconstruction(
 def _score(row: Row, noun: str) -> tuple[str, str]:
     """Return the preposition of a reconstruction's score, with a space, and the score with its unit."""
     if noun != "image":
-        return "with ", near(row)
+        return "with ", format_similarity(row)
     if row["psnr"] == inf:
         return "", "exactly"
-    likeness = f" and an SSIM of {fixed(row['ssim'], 2)}" if measured(row.get("ssim")) else ""
-    return "at ", f"a PSNR of {decibel(row['psnr'])} dB{likeness}"
+    likeness = f" and an SSIM of {format_decimals(row['ssim'], 2)}" if is_measured(row.get("ssim")) else ""
+    return "at ", f"a PSNR of {format_psnr(row['psnr'])} dB{likeness}"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rayfed.evidence.criteria import Criterion, modality_of
-from rayfed.evidence.rows import Row, measured
-from rayfed.evidence.settings import Setting, by_values, of_attacks, worst_verdict
+from rayfed.evidence.criteria import Criterion, infer_modality
+from rayfed.evidence.rows import Row, is_measured
+from rayfed.evidence.settings import Setting, describes_attacks, group_by_values, worst_verdict
 from rayfed.metrics.measures import MEASURES, extreme_of
-from rayfed.report.text.formats import counted, in_words
+from rayfed.report.text.formats import format_count, format_measure
 from rayfed.report.text.guarantees import limits_text, weakest_guarantees_text
 from rayfed.report.text.outcomes import outcome_reasons
 from rayfed.report.text.settings import NOTHING_LEAKS
@@ -49,7 +49,7 @@ def sweep_verdicts(settings: Sequence[Setting]) -> list[tuple[State, str]]:
     """
     titles: dict[State, list[str]] = {}
     reasons: dict[State, dict[str, None]] = {}
-    for group in by_values(settings):
+    for group in group_by_values(settings):
         state = worst_verdict(group)
         if state is None:
             continue
@@ -79,10 +79,13 @@ def _first(names: Sequence[str]) -> str:
 def _figures(rows: Sequence[Row], state: State) -> str:
     """Return the best reconstruction of a verdict, with its attack and the baseline; empty if it is not known."""
     own = [row for row in rows if row.get("result") == state] if state == State.LEAKS else rows
-    known = [row for row in own if measured(row.get("max_similarity"))]
+    known = [row for row in own if is_measured(row.get("max_similarity"))]
     if not known:
         return ""
-    row, criterion = max(known, key=lambda row: row["max_similarity"]), Criterion.of(modality_of(rows), None)
+    row, criterion = (
+        max(known, key=lambda row: row["max_similarity"]),
+        Criterion.from_modality(infer_modality(rows), None),
+    )
     baseline = ""
     if row["baseline_similarity"] is not None:
         baseline = f", baseline {criterion.written(row['baseline_similarity'])}"
@@ -120,7 +123,7 @@ def _ranges_text(arm: str, settings: Sequence[Setting]) -> str:
         if known:
             parts.append(f"{MEASURES[name].title} {_range_text(name, known)}{_meaning_text(name, known)}")
     count = len({repr(one.fields) for one in settings})
-    return f"{arm}, {counted(count, 'setting')}: {', '.join(parts)}." if parts else ""
+    return f"{arm}, {format_count(count, 'setting')}: {', '.join(parts)}." if parts else ""
 
 
 def _meaning_text(name: str, settings: Sequence[Setting]) -> str:
@@ -128,12 +131,12 @@ def _meaning_text(name: str, settings: Sequence[Setting]) -> str:
     parts = []
     if any(one.measures[name].n > 1 for one in settings):
         parts.append("means over seeds")
-    if of_attacks(name) and len({one.attack for one in settings}) > 1:
+    if describes_attacks(name) and len({one.attack for one in settings}) > 1:
         parts.append("of each attack")
     return f" ({' '.join(parts)})" if parts else ""
 
 
 def _range_text(name: str, settings: Sequence[Setting]) -> str:
     values = [one.measures[name].mean for one in settings]
-    low, high = in_words(name, min(values)), in_words(name, max(values))
+    low, high = format_measure(name, min(values)), format_measure(name, max(values))
     return low if low == high else f"{low} to {high}"

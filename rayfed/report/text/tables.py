@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rayfed.errors import UserError, nearest
 from rayfed.evidence.figures import SHOWN, best_rows, seeds_differ
-from rayfed.evidence.settings import MeanEstimate, Setting, of_attacks
+from rayfed.evidence.settings import MeanEstimate, Setting, describes_attacks
 from rayfed.metrics.measures import MEASURES
 from rayfed.report.text.figures import (
     FAILED_LEGEND,
@@ -220,7 +220,7 @@ def _notes_on_outdone(settings: Sequence[Setting], shown: Sequence[str]) -> list
 
 
 def _notes_on_failed(settings: Sequence[Setting], shown: Sequence[str]) -> list[str]:
-    if not any(of_attacks(name) for name in shown):
+    if not any(describes_attacks(name) for name in shown):
         return []
     broken: dict[str, None] = {}
     for one in settings:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rayfed.evidence.label_mix import LabelMix
 from rayfed.evidence.training import ArmSummary
-from rayfed.report.text.formats import NONE, counted, points, share
+from rayfed.report.text.formats import NONE, format_count, format_points, format_share
 
 QUALITIES = {"accuracy": "Test accuracy", "error": "Mean absolute error", "perplexity": "Perplexity", "iou": "IoU"}
 """Titles of the measures of a model's quality, by field of `ArmSummary`; a run shows the first that is known."""
@@ -26,9 +26,9 @@ def quality_text(arm: ArmSummary, name: str, width: int = 0) -> str:
     if value is None:
         return NONE
     if name == "accuracy" and arm.accuracy_change is not None:
-        change = f"({points(arm.accuracy_change)})"
-        return f"{share(value)} {change:>{width}}"
-    return share(value) if name in ("accuracy", "iou") else f"{value:.4g}"
+        change = f"({format_points(arm.accuracy_change)})"
+        return f"{format_share(value)} {change:>{width}}"
+    return format_share(value) if name in ("accuracy", "iou") else f"{value:.4g}"
 
 
 def quality_note(arm: ArmSummary, arms: Sequence[ArmSummary]) -> str:
@@ -37,11 +37,11 @@ def quality_note(arm: ArmSummary, arms: Sequence[ArmSummary]) -> str:
     if arm.perplexity is not None:
         parts.append(f"per token, perplexity {arm.perplexity:.4g}")
     if arm.iou is not None:
-        parts.append(f"per pixel, mean intersection over union {share(arm.iou)}")
+        parts.append(f"per pixel, mean intersection over union {format_share(arm.iou)}")
     if arm.train_accuracy is not None:
-        parts.append(f"on the clients' own samples {share(arm.train_accuracy)}")
+        parts.append(f"on the clients' own samples {format_share(arm.train_accuracy)}")
     if arm.non_member_accuracy:
-        random_part, mean_part = map(share, arm.non_member_accuracy)
+        random_part, mean_part = map(format_share, arm.non_member_accuracy)
         parts.append(
             "mean over the clients, each with its private part. "
             f"A non-member gets {random_part}, or {mean_part} with the mean of the private parts"
@@ -55,10 +55,10 @@ def _accuracy_note(arm: ArmSummary, arms: Sequence[ArmSummary]) -> str:
     if arm.accuracy is None:
         return "not evaluated" if arm.loss is None else f"not defined for this loss: test loss {arm.loss:.4g}"
     if arm.accuracy_change is not None:
-        return f"{points(arm.accuracy_change)} points compared with {arms[0].name}"
+        return f"{format_points(arm.accuracy_change)} points compared with {arms[0].name}"
     assert arm.accuracy_round is not None
     reference = ", the reference" if len(arms) > 1 else ""
-    return f"after {counted(arm.accuracy_round + 1, 'round')}{reference}"
+    return f"after {format_count(arm.accuracy_round + 1, 'round')}{reference}"
 
 
 def extent_text(planned: int | None, arms: Sequence[ArmSummary], mix: LabelMix | None) -> str:
@@ -67,11 +67,11 @@ def extent_text(planned: int | None, arms: Sequence[ArmSummary], mix: LabelMix |
     if planned == 0:
         text = "Attacks on updates"
     else:
-        text = f"{counted(planned or finished, 'round')} of training"
+        text = f"{format_count(planned or finished, 'round')} of training"
         if planned and planned != finished:
             text = f"{finished} of {text}"
     if mix:
-        text += f" {'of' if planned == 0 else 'with'} {counted(len(mix.clients), 'client')}"
+        text += f" {'of' if planned == 0 else 'with'} {format_count(len(mix.clients), 'client')}"
     if len(arms) > 1:
         text += f", {len(arms)} arms"
     return f"{text}. Nothing is trained." if planned == 0 else f"{text}."

@@ -11,7 +11,7 @@ from rayfed.evidence.verdicts import RunEvidence
 from rayfed.report.text.findings import PARTS
 from rayfed.report.text.formats import NONE
 from rayfed.report.text.guarantees import epsilons
-from rayfed.report.text.leakage import LIMITS, STATES, caveats, leakage_title, legend, reasons, value_text
+from rayfed.report.text.leakage import LIMITS, STATES, caveats, leading_value_text, leakage_title, legend, reasons
 from rayfed.report.text.training import QUALITIES, find_quality, quality_text
 from rayfed.report.text.verdicts import guess, inferences_text
 from rayfed.store.finding import Finding, State
@@ -101,8 +101,8 @@ def _attack_columns(evidence: RunEvidence) -> dict[str, Mapping[str, str]]:
         f"{criterion.noun.capitalize()}s reconstructed{at}": {
             arm: _leaked(rows, len(sizes) > 1) for arm, rows in by_arm.items()
         },
-        unit: {arm: value_text(row.best, criterion) for arm, row in worst.items()},
-        "Baseline": {arm: value_text(row.baseline, criterion) for arm, row in worst.items()},
+        unit: {arm: leading_value_text(row.best, criterion) for arm, row in worst.items()},
+        "Baseline": {arm: leading_value_text(row.baseline, criterion) for arm, row in worst.items()},
         "Labels recovered": {arm: f"{100 * max(shares):.0f} %" for arm, shares in labels.items() if shares},
     }
 

@@ -9,7 +9,7 @@ from rayfed.core.reasons import Reason
 from rayfed.evidence.arms import is_undefended
 from rayfed.evidence.attack_results import InferenceResult
 from rayfed.evidence.rows import Row
-from rayfed.evidence.verdicts import Verdict, criterion_of
+from rayfed.evidence.verdicts import Verdict, choose_criterion
 from rayfed.report.text.findings import labels_beyond_text
 from rayfed.report.text.formats import MAX_NAMES
 from rayfed.report.text.reasons import REASONS
@@ -83,7 +83,7 @@ def badge_text(verdict: Verdict) -> str:
 
 def guess(scenario: Mapping[str, Any], attacks: Sequence[Row]) -> str:
     """Return a description of the baseline: the best guess without the update."""
-    noun = criterion_of(scenario, attacks).noun
+    noun = choose_criterion(scenario, attacks).noun
     public = (scenario.get("data") or {}).get("public")
     typical = {
         "image": "the mean image or the best constant",

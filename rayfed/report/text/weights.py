@@ -9,7 +9,7 @@ from typing import Any
 from rayfed import registry
 from rayfed.evidence.arms import arm_and_opponent
 from rayfed.evidence.rows import Row
-from rayfed.report.text.formats import counted
+from rayfed.report.text.formats import format_count
 
 _BUILT = "the weights of its constructor"
 _UNTRAINED = "untrained weights"
@@ -43,7 +43,7 @@ def attacked_weights(scenario: Row, status: Row, attacks: Sequence[Row], arms: C
         return initial
     given = any(model.get("state") for model in _models(scenario, arms).values())
     start = f" that started from {initial}" if given else ""
-    return f"the weights of {counted(len(rounds), 'round')} of a training{start}"
+    return f"the weights of {format_count(len(rounds), 'round')} of a training{start}"
 
 
 def _models(scenario: Row, arms: Collection[str] | None) -> dict[str, Mapping[str, Any]]:

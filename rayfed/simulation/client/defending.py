@@ -25,10 +25,10 @@ from rayfed.defences.order import broken_by
 from rayfed.errors import UserError
 from rayfed.models.wrappers import bare_name, unwrapped
 from rayfed.privacy.accountant import Guarantee, guarantee
-from rayfed.privacy.printing import at_most
+from rayfed.privacy.printing import format_upper
 from rayfed.privacy.sampling import generator
 from rayfed.privacy.spending import ClientWork, PrivacySetting, Spending
-from rayfed.scenario.components import DefenceSpec, named
+from rayfed.scenario.components import DefenceSpec, expand_component
 from rayfed.scenario.problems import component_problems
 from rayfed.simulation.client.local import gradient_method, wrap_updates
 from rayfed.update import Named, Update, list_nonfinite
@@ -84,8 +84,8 @@ class Accounted:
         if self.found is None or self.spent is None:
             return f"{self.defence}: no epsilon: {self.why}"
         return (
-            f"{self.defence}: epsilon {at_most(self.found.epsilon)} at delta {at_most(self.found.delta)} after "
-            f"{self.rounds} round{'s' * (self.rounds != 1)}, protects {self.spent.adjacency}, against "
+            f"{self.defence}: epsilon {format_upper(self.found.epsilon)} at delta {format_upper(self.found.delta)} "
+            f"after {self.rounds} round{'s' * (self.rounds != 1)}, protects {self.spent.adjacency}, against "
             f"{self.spent.against}: {self.spent.mechanism}"
         )
 
@@ -332,7 +332,7 @@ def _built(defences: Sequence[str | Mapping[str, Any]]) -> list[tuple[str, Defen
     """Return pairs of a defence's name and the built defence; raises `UserError` for an invalid one."""
     if isinstance(defences, str):
         raise UserError(f"defences: found '{defences}'; give a list, such as ['{defences}']")
-    written = [named(one) for one in defences]
+    written = [expand_component(one) for one in defences]
     for problem in component_problems({"defences": written}):
         place, *field = problem.path[1:]
         where = ": ".join(filter(None, (str(written[place].get("name")), ".".join(map(str, field)))))

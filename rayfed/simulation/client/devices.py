@@ -95,7 +95,7 @@ def there(seed: int, written: str, read: Stamp, round: int, clients: int) -> np.
     """
     hour = int(System.model_validate_json(written).hour(round))
     own = _kinds(written, clients, read).available[:, hour % _HOURS][_rows(seed, written, clients, read)]
-    drawn = _stream(seeds.number(seed, "devices there", hour), 0, -(-clients // 4))
+    drawn = _stream(seeds.derive_integer(seed, "devices there", hour), 0, -(-clients // 4))
     here: np.ndarray = _uniform(drawn.reshape(-1)[:clients]) < own
     return here
 
@@ -158,7 +158,7 @@ def _uniform(raw: np.ndarray) -> np.ndarray:
 
 def _numbers(seed: int, first: int, clients: int) -> np.ndarray:
     """Return uniform numbers for consecutive clients, (clients, 4): kind, speed, bandwidth and an unused one."""
-    return _uniform(_stream(seeds.number(seed, "devices"), first, clients))
+    return _uniform(_stream(seeds.derive_integer(seed, "devices"), first, clients))
 
 
 def _log_normal(uniform: float, spread: float) -> float:

@@ -112,7 +112,7 @@ def _own_stream(task: Task) -> Iterator[None]:
     if not is_stochastic(task.model):
         yield
         return
-    with seeds.global_stream(seeds.drawn(task.generator), cuda=True):
+    with seeds.global_stream(seeds.sample_key(task.generator), cuda=True):
         yield
 
 
@@ -183,7 +183,7 @@ def batches(samples: int, training: Training, order: int) -> Iterator[Tensor]:
 
     The batches depend only on the arguments and the seed `order`, so the scoring of an attack can compute them again.
     """
-    generator = SecureGenerator(seeds.derived(order))
+    generator = SecureGenerator(seeds.derive_bytes(order))
     size = min(training.batch_size or samples, samples)
     steps = _steps(samples, size, training)
     if training.sampling == "poisson":

@@ -119,7 +119,7 @@ class ClientRuntime:
     ) -> None:
         """Initialise the clients; client i trains on the indices `parts[i]`, and validates on `validation[i]`."""
         self.scenario, self.data, self.device = scenario, data, device
-        self.parts, self.validation = Parts.of(parts), Parts.of(validation)
+        self.parts, self.validation = Parts.from_indices(parts), Parts.from_indices(validation)
         self.specs = resolve(scenario)
         self.malicious = {name: Malicious.of(scenario, arm) for name, arm in self.specs.items()}
         self._arms: dict[str, Arm] = {}

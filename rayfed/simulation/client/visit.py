@@ -183,7 +183,7 @@ class ObservedClient:
         """
         task, grants = self._honest(), self.attack.grants.values()
         draw = ("attacker", self.attack.title, self.round)
-        guess = self.runtime.drawn_privately(self.visit.arm, *draw, *seeds.again(self.repeat))
+        guess = self.runtime.drawn_privately(self.visit.arm, *draw, *seeds.repeat_suffix(self.repeat))
         for grant in grants:
             guess |= grant.supposes(self)
         guess = only(guess, task.private.difference(*(grant.knows(self.arm) for grant in grants)))

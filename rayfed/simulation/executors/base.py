@@ -77,7 +77,7 @@ Hear: TypeAlias = Callable[[Call, Standing | None], None]
 An exception that it raises ends all calls. In one process, it is called only when a search reports its progress."""
 
 
-def within(run: Run, seconds: float | None) -> Run:
+def limit_time(run: Run, seconds: float | None) -> Run:
     """Return a function that runs client calls, and raises `OverdueError` if a call takes longer than `seconds`.
 
     If `seconds` is None, there is no limit.

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from rayfed.attacks.progress import listening
-from rayfed.core.memory import explaining, on_host
+from rayfed.core.memory import explain_memory_errors, on_host
 from rayfed.core.user_exits import exits_refused
 from rayfed.scenario import Actors, Scenario
 from rayfed.simulation.executors.attacker import AttackWorker
@@ -142,7 +142,7 @@ class LocalExecutor:
             torch.set_num_threads(resources.threads)
             where = f"the call `{call.method}` of {type(worker).__name__}"
             args = _travelled(call.args, f"to {where}")
-            with explaining(kind), exits_refused():
+            with explain_memory_errors(kind), exits_refused():
                 made = getattr(worker, call.method)(*args)
             result = _travelled(made, f"from {where}")
             first, *rest = result if call.returns > 1 else (result,)

@@ -237,7 +237,7 @@ def _call(portion: Portion, timeout: float | None, crashes: int) -> Call:
     return Call("cohorts", arguments, portion, returns=2, limit=limit, crashes=crashes, node=first.node)
 
 
-def rows_of(cohort: Cohort, scenario: Scenario, round: int) -> Rows:
+def make_straggler_rows(cohort: Cohort, scenario: Scenario, round: int) -> Rows:
     """Return rows of the table `clients` for those clients of a cohort that crashed or took too long."""
     malicious = plan.malicious_clients(scenario, cohort.arm)
     return [

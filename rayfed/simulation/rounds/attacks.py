@@ -365,7 +365,7 @@ class Attacks:
                 self.progress.note(f"{name} could not be computed and is left empty: {why}")
 
     def _call(self, tag: int, d: AttackCall, observations: Ref, round: int, most: float | None = None) -> Call:
-        limit = limit_of(self.scenario, d.victims) if most is None else most
+        limit = compute_limit(self.scenario, d.victims) if most is None else most
         args = d.attack, d.arm.to_attackers(), observations, self._keys(d, round)
         return Call("attack", args, tag, returns=2, limit=limit, crashes=CRASHES)
 
@@ -403,23 +403,25 @@ class Attacks:
         return [tuple(victims[i : i + size]) for i in range(0, len(victims), size)]
 
     def _keys(self, d: AttackCall, round: int) -> list[bytes]:
-        return keys_of(self.scenario, d.attack, round, d.victims, d.repeat)
+        return derive_keys(self.scenario, d.attack, round, d.victims, d.repeat)
 
     def _states_behind(self, d: AttackCall, round: int) -> dict[int, State]:
         """Return the states of the clients whose work the call's observation repeats."""
         return self.load_states(d.arm.name, plan.behind(self.scenario, d.attack, round, d.victims), round)
 
 
-def limit_of(scenario: Scenario, victims: Sequence[int]) -> float | None:
+def compute_limit(scenario: Scenario, victims: Sequence[int]) -> float | None:
     """Return the maximum seconds of a call that attacks these victims (`resources.timeout`); None for no limit."""
     seconds = scenario.resources.timeout
     return None if seconds is None else seconds * len(victims)
 
 
-def keys_of(scenario: Scenario, attack: AttackSpec, round: int, victims: Sequence[int], repeat: int = 0) -> list[bytes]:
+def derive_keys(
+    scenario: Scenario, attack: AttackSpec, round: int, victims: Sequence[int], repeat: int = 0
+) -> list[bytes]:
     """Return the keys that seed an attacker's random numbers, one for each victim."""
     key = (scenario.seed, "attack", attack.title, round)
-    return [seeds.derived(*key, v, *seeds.again(repeat)) for v in victims]
+    return [seeds.derive_bytes(*key, v, *seeds.repeat_suffix(repeat)) for v in victims]
 
 
 def note_attack(

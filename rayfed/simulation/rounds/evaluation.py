@@ -28,7 +28,7 @@ Found = dict[str, float | None]
 """Columns of the table `rounds`, by name."""
 
 
-def slices(samples: int) -> int:
+def count_slices(samples: int) -> int:
     """Return the number of worker calls needed to evaluate `samples` samples."""
     return -(-samples // EVALUATION_SLICE)
 
@@ -55,22 +55,22 @@ def evaluate(run: Run, sent: Mapping[str, Ref], sizes: Mapping[Split, int]) -> d
     return {
         arm: {
             "test_loss": mean(arm, "test", 0),
-            "test_accuracy": known(mean(arm, "test", 1)),
-            "train_accuracy": known(mean(arm, "train", 1)),
-            "test_error": known(mean(arm, "test", 2)),
-            "test_perplexity": known(whole(arm).perplexity),
-            "test_iou": known(whole(arm).iou),
+            "test_accuracy": finite_or_none(mean(arm, "test", 1)),
+            "train_accuracy": finite_or_none(mean(arm, "train", 1)),
+            "test_error": finite_or_none(mean(arm, "test", 2)),
+            "test_perplexity": finite_or_none(whole(arm).perplexity),
+            "test_iou": finite_or_none(whole(arm).iou),
         }
         for arm in sent
     }
 
 
-def known(value: float | None) -> float | None:
+def finite_or_none(value: float | None) -> float | None:
     """Return a metric's value, or None if the value is NaN because the loss does not define the metric."""
     return None if value is None or isnan(value) else value
 
 
-def guesses(data: Dataset, loss: Loss) -> Found:
+def measure_baselines(data: Dataset, loss: Loss) -> Found:
     """Return the baselines of constant predictions: accuracy of the majority class, or error of the median.
 
     The accuracy is a one-sided 95 % confidence bound for test sets of this size. Binary labels are counted separately,
@@ -171,14 +171,14 @@ def evaluate_members(
     means: dict[str, Found] = {
         arm: {
             "test_loss": mean(arm, "test", 0),
-            "test_accuracy": known(mean(arm, "test", 1)),
-            "train_accuracy": known(mean(arm, "train", 1)),
-            "test_error": known(mean(arm, "test", 2)),
-            "test_perplexity": known(whole(arm).perplexity),
-            "test_iou": known(whole(arm).iou),
-            "non_member_accuracy": known(found[arm, None][0]),
-            "non_member_mean_accuracy": known(found[arm, None][1]),
+            "test_accuracy": finite_or_none(mean(arm, "test", 1)),
+            "train_accuracy": finite_or_none(mean(arm, "train", 1)),
+            "test_error": finite_or_none(mean(arm, "test", 2)),
+            "test_perplexity": finite_or_none(whole(arm).perplexity),
+            "test_iou": finite_or_none(whole(arm).iou),
+            "non_member_accuracy": finite_or_none(found[arm, None][0]),
+            "non_member_mean_accuracy": finite_or_none(found[arm, None][1]),
         }
         for arm in asked
     }
-    return means, {(arm, c): known(found[arm, c]["test"][1]) for arm in asked for c in states[arm]}
+    return means, {(arm, c): finite_or_none(found[arm, c]["test"][1]) for arm in asked for c in states[arm]}

@@ -12,7 +12,7 @@ from rayfed.simulation.client import plan
 from rayfed.simulation.client.arm import Arm, aggregation_of
 from rayfed.simulation.client.malicious import Malicious
 from rayfed.simulation.client.server_message import State
-from rayfed.simulation.executors.base import Call, Executor, Ref, within
+from rayfed.simulation.executors.base import Call, Executor, Ref, limit_time
 from rayfed.simulation.inputs import Inputs
 from rayfed.simulation.progress import NoteOnce, Progress
 from rayfed.simulation.rounds.attacks import Attacks, LoadStates
@@ -61,7 +61,7 @@ class Federation:
         """The server's values for the next round, by arm; empty after a restart of the server."""
         self.transcripts: dict[tuple[str, int, int], Transcript] = {}
         """(Arm, round, client) -> transcript of questions. It is needed if a restarted server asks again."""
-        self.run_clients = within(executor.run_clients, self.scenario.resources.timeout)
+        self.run_clients = limit_time(executor.run_clients, self.scenario.resources.timeout)
         """Run client calls other than local rounds, with a time limit."""
         self.attacks = Attacks(
             self.scenario,
@@ -82,7 +82,7 @@ class Federation:
     @cached_property
     def clock(self) -> Clock | None:
         """Return the virtual clock, or None if the scenario has no devices; count the clients' work on first use."""
-        return Clock.of(self._inputs)
+        return Clock.from_inputs(self._inputs)
 
     def make_keys(self) -> None:
         """Let one client create the keys of all clients that encrypt; the server relays the keys in locked form."""

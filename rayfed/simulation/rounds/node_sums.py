@@ -24,7 +24,7 @@ _RETRIES = 3
 """Number of times that cohorts of lost nodes are trained again, before the round is rerun."""
 
 
-def homes(weights: Sequence[float], nodes: Mapping[str, int]) -> list[str]:
+def assign_homes(weights: Sequence[float], nodes: Mapping[str, int]) -> list[str]:
     """Assign each portion of work to a node, given the portions' weights and the number of actors by node.
 
     Each node has consecutive portions, with a weight in proportion to its actors.

@@ -13,7 +13,7 @@ RETRIES = 3
 """Number of times that a round is rerun."""
 
 
-def until_played(federation: Federation, round: int, play: Callable[[], RoundTables]) -> RoundTables:
+def rerun_until_complete(federation: Federation, round: int, play: Callable[[], RoundTables]) -> RoundTables:
     """Run a round, and rerun the round if the server or a value is lost.
 
     Raises `ResourceError` after `RETRIES` reruns.

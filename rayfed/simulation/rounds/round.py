@@ -21,23 +21,23 @@ from rayfed.simulation.executors.stragglers import (
     Portion,
     StragglerHandling,
     format_failures,
+    make_straggler_rows,
     portions,
-    rows_of,
     shares,
 )
 from rayfed.simulation.rounds import node_sums
 from rayfed.simulation.rounds.attacks import PendingAttacks
 from rayfed.simulation.rounds.evaluation import (
     Found,
+    count_slices,
     evaluate,
     evaluate_backdoors,
     evaluate_members,
-    guesses,
+    measure_baselines,
     measure_private_layers,
-    slices,
 )
 from rayfed.simulation.rounds.federation import Federation, RoundStart
-from rayfed.simulation.rounds.node_sums import NodeSums, homes
+from rayfed.simulation.rounds.node_sums import NodeSums, assign_homes
 from rayfed.simulation.rounds.questions import consult
 from rayfed.simulation.server import ArmServerState, ArmState
 from rayfed.simulation.tables import RoundTables, Rows
@@ -59,7 +59,7 @@ def count_calls(scenario: Scenario, test_samples: int) -> tuple[int, int]:
         victims = attack.victims if isinstance(attack.victims, int) else len(attack.victims)
         for round in attack.rounds:
             due[round] = due.get(round, 0) + arms * attack.repeats * -(-victims // attack.victims_per_call)
-    return arms * max(cohorts, slices(test_samples)), max(due.values(), default=0)
+    return arms * max(cohorts, count_slices(test_samples)), max(due.values(), default=0)
 
 
 class Round:
@@ -163,7 +163,10 @@ class Round:
         for result in admission.results(handling.results(work), work, lost):
             portion, report, partials, _ = result
             arm = portion[0].arm.name
-            rows = [*report.rows, *chain(*(rows_of(cohort, federation.scenario, self.number) for cohort in portion))]
+            rows = [
+                *report.rows,
+                *chain(*(make_straggler_rows(cohort, federation.scenario, self.number) for cohort in portion)),
+            ]
             if arm in self.flights:
                 self.flights[arm].made(rows, partials)
             else:
@@ -190,7 +193,7 @@ class Round:
         """Return the updates of an arm that are in flight at the start of the round."""
         federation = self.federation
         count, held = federation.scenario.clients_per_round, federation.held.get(arm, {})
-        return InFlightUpdates.of(self.number, clock, count, federation.saved[arm], held)
+        return InFlightUpdates.from_state(self.number, clock, count, federation.saved[arm], held)
 
     def _apply_arrivals(self, arm: str, flights: InFlightUpdates) -> list[Ref]:
         """Advance an arm until enough updates for a step have arrived, and add them at the server in order."""
@@ -260,7 +263,7 @@ class Round:
         small = _bytes_of(self.federation.saved[name]) < node_sums.LEAST
         if len(nodes) < 2 or small or rule.gathers or rule.asynchronous:
             return [""] * len(loads)
-        return homes(loads, nodes)
+        return assign_homes(loads, nodes)
 
     def _sum_up(self, seconds: Mapping[str, float], warming: Collection[str], admission: Admission) -> None:
         """Add a row for every arm from its clients' rows; `seconds` has the time of their work by arm.
@@ -347,7 +350,7 @@ class Round:
             row["test_accuracy"] = own.get((row["arm"], row["client"]))
         found = evaluate(run, shared, sizes) | means
         for values in found.values():
-            values |= guesses(federation.data, federation.scenario.loss.build())
+            values |= measure_baselines(federation.data, federation.scenario.loss.build())
         backdoored = {a: ref for a, ref in shared.items() if federation.malicious[a].poisoning.has_trigger}
         for arm, share in evaluate_backdoors(run, backdoored, sizes["test"]).items():
             found[arm] |= share

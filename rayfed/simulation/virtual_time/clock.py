@@ -19,7 +19,7 @@ from rayfed.scenario.system import System
 from rayfed.simulation.client.devices import devices, fails
 from rayfed.simulation.inputs import Inputs
 from rayfed.simulation.tables import Rows
-from rayfed.simulation.virtual_time.work import Work, counted
+from rayfed.simulation.virtual_time.work import Work, count_work
 
 LATE, SURPLUS = "was late", "was not waited for"
 LOST, SMALL = "dropped out", "had too little memory"
@@ -53,10 +53,10 @@ class Clock:
     """Work of the clients by arm."""
 
     @classmethod
-    def of(cls, inputs: Inputs) -> Clock | None:
+    def from_inputs(cls, inputs: Inputs) -> Clock | None:
         """Return the virtual clock of a run, or None if the scenario has no section `federation.system`."""
         system = inputs.scenario.federation.system
-        return cls(inputs.scenario, system, inputs.parts.sizes, counted(inputs)) if system else None
+        return cls(inputs.scenario, system, inputs.parts.sizes, count_work(inputs)) if system else None
 
     def begin(self, arm: ResolvedArm, round: int, clients: Sequence[int], received: int) -> RoundClock:
         """Return the virtual time of a round of one arm, in which each client receives `received` bytes."""

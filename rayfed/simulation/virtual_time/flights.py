@@ -59,7 +59,7 @@ class InFlightUpdates:
     _ready: dict[int, Row] = field(default_factory=dict)
 
     @classmethod
-    def of(
+    def from_state(
         cls, number: int, clock: RoundClock, count: int, saved: Mapping[str, Any], held: Mapping[Any, Ref]
     ) -> InFlightUpdates:
         """Return the updates in flight of an arm at the start of a round, from the arm's saved state."""

@@ -56,9 +56,9 @@ class Work:
 
     def flops(self, samples: int, training: Training, round: int) -> float:
         """Return the FLOPs of a local round of a client that has `samples` samples."""
-        flops = self.fixed + self.per_sample * processed(samples, training)
+        flops = self.fixed + self.per_sample * count_processed(samples, training)
         if self.private_epochs and round:
-            flops += self.private * processed(samples, private_training(training, self.private_epochs))
+            flops += self.private * count_processed(samples, private_training(training, self.private_epochs))
         return flops
 
     def memory(self, samples: int, training: Training) -> float:
@@ -66,7 +66,7 @@ class Work:
         return self.weights + self.activations * (local_training(samples, training).batch_size or samples)
 
 
-def processed(samples: int, training: Training) -> int:
+def count_processed(samples: int, training: Training) -> int:
     """Return the number of samples that a client's local round processes, including repetitions.
 
     Under Poisson sampling it is the expected number.
@@ -79,7 +79,7 @@ def processed(samples: int, training: Training) -> int:
     return passes * samples + min(rest * size, samples)
 
 
-def counted(inputs: Inputs) -> dict[str, Work]:
+def count_work(inputs: Inputs) -> dict[str, Work]:
     """Count the FLOPs and memory of the clients' local rounds by arm, on the client with the most samples.
 
     Raises `UserError` for a model without products and convolutions.

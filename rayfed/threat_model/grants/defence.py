@@ -44,7 +44,7 @@ class DefendedClient:
         declared = ObservationModel(self.defences, self.clients_per_round)
         work, sent = update_method(self.training, self.defences), []
         for _ in range(self.answers):
-            order = int.from_bytes(seeds.drawn(generator))
+            order = int.from_bytes(seeds.sample_key(generator))
             task = declared.task(observation, model, inputs, labels).replace(generator=generator, order=order)
             sent.append(work(task).tensors)
         return {name: torch.stack([one[name] for one in sent]).mean(0) for name in sent[0]}

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from rayfed import registry
-from rayfed.audits.plan import UNDEFENDED, called
+from rayfed.audits.plan import UNDEFENDED, name_pipeline
 from rayfed.evidence.criteria import Criterion
-from rayfed.evidence.findings import findings
+from rayfed.evidence.findings import compute_findings
 from rayfed.evidence.rows import Row
 from rayfed.samples import dataset_modality
 from rayfed.store.finding import Finding
@@ -62,7 +62,7 @@ class Plant:
     @property
     def criterion(self) -> Criterion:
         """Return the criterion of a leak."""
-        return Criterion.of(dataset_modality(registry.find("datasets", self.data["name"])), None)
+        return Criterion.from_modality(dataset_modality(registry.find("datasets", self.data["name"])), None)
 
 
 def defended(name: str, key: keys.Key | None, defence: str, model: str = "Dense", **parameters: Any) -> Plant:
@@ -193,9 +193,9 @@ def audit(plant: Plant, minutes: float, seed: int, out: str | None = None) -> Re
         assert not code, f"{plant.name}: the audit ended with exit code {code}"
         folder = max(Path(out or scratch).glob("audit-*"), key=lambda path: path.stat().st_mtime)
         rows = RunFolder.open(str(folder)).read_table("attacks").to_pylist()
-    arm = UNDEFENDED if plant.defence is None else called(plant.pipeline)
+    arm = UNDEFENDED if plant.defence is None else name_pipeline(plant.pipeline)
     own = [row for row in rows if row["arm"] == arm]
-    finding = next((one for one in findings(rows, plant.criterion) if one.arm == arm), None)
+    finding = next((one for one in compute_findings(rows, plant.criterion) if one.arm == arm), None)
     seconds = seconds_to_leak(own, plant.criterion.leaks)
     if seconds is None and finding and finding.part:  # parts are counted in all results of an attack
         last = [row for row in own if row["attack"] == finding.part.attack][-1]

@@ -42,10 +42,10 @@ from typer.testing import CliRunner
 
 from rayfed.report.text.recommendation import measure_bound_text
 from rayfed import load
-from rayfed.evidence.recommend import parse_bound, recommend
+from rayfed.evidence.recommend import parse_bound, recommend_setting
 from rayfed.cli import app
 from rayfed.metrics.score import Scorer
-from rayfed.report.export import export
+from rayfed.report.export.tables import export_table
 from rayfed.report.html.run import write_report
 from rayfed.report.terminal.run import RunView
 from rayfed.scenario import parse
@@ -69,7 +69,7 @@ folder.write_part("attacks", 0, [row | key for row in scored])
 folder.write_part("rounds", 0, [{"arm": "none", "round": 0, "test_accuracy": 0.5, "actor_seconds": 1.0}])
 run = load(folder.url)
 [outcome] = run.outcomes().to_pylist()
-found = recommend(run.settings(), [parse_bound("gloom>=0.5")])
+found = recommend_setting(run.settings(), [parse_bound("gloom>=0.5")])
 write_report(folder)
 view = RunView(Console(file=StringIO(), width=200))
 view.starting(scenario, folder, SimpleNamespace(clients=1, client="1 CPU", attackers=0, attacker=""))
@@ -84,8 +84,8 @@ print(json.dumps({
     "missed": found.chosen.meets,
     "report": folder.read_text("report.html"),
     "terminal": view._console.file.getvalue(),
-    "csv": export(run, "csv"),
-    "markdown": export(run, "markdown"),
+    "csv": export_table(run, "csv"),
+    "markdown": export_table(run, "markdown"),
     "list": CliRunner().invoke(app, ["list", "metrics"]).output,
     "describe": CliRunner().invoke(app, ["describe", "metric", "gloom"]).output,
 }))

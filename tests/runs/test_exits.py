@@ -180,9 +180,9 @@ def test_a_run_whose_driver_died_without_a_word_was_killed(tmp_path: Path) -> No
     dying = f"""
 import os
 from rayfed.store.folder import RunFolder
-from rayfed.store.lease import holding
+from rayfed.store.lease import hold_lease
 folder = RunFolder.create({str(tmp_path)!r}, "t")
-with holding(folder, print) as held:
+with hold_lease(folder, print) as held:
     held.write_text("scenario.yaml", "name: t")
     held.write_text("status.json", '{{"state": "running"}}')
     print(folder.url, flush=True)

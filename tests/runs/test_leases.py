@@ -208,8 +208,8 @@ def test_who_is_taken_over_stops_and_writes_nothing(
 DIES = """
 import os, sys
 from rayfed.store.folder import RunFolder
-from rayfed.store.lease import holding
-with holding(RunFolder.at(sys.argv[1]), print) as held:
+from rayfed.store.lease import hold_lease
+with hold_lease(RunFolder.at(sys.argv[1]), print) as held:
     held.write_text("note", "x")
     os._exit(9)
 """

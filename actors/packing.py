@@ -22,7 +22,7 @@ from rayfed.scenario.trials import Trial, make_trial_scenario
 from rayfed.scenario.trials import plan_largest as largest_trials
 from rayfed.simulation.executors.base import Call, Crashed, Done, Overdue
 from rayfed.simulation.gpus import with_devices, with_num_gpus
-from rayfed.simulation.inputs import Inputs, prepare
+from rayfed.simulation.inputs import Inputs, prepare_inputs
 from rayfed.simulation.rounds.attacks import CRASHES, compute_limit, derive_keys
 
 _GIB = 2**30
@@ -160,7 +160,7 @@ def _measure_trial(scenario: Scenario, trial: Trial, gpus: Mapping[str, int], ki
     """Return the needs of a sweep's trial; unknown if its values do not fit together, or if a call fails."""
     unknown: Needs = dict.fromkeys(kinds)  # the sweep may not have this combination; if it has, its row has the error
     try:
-        inputs = prepare(make_trial_scenario(scenario, trial), gpus=gpus)
+        inputs = prepare_inputs(make_trial_scenario(scenario, trial), gpus=gpus)
     except UserError:
         return unknown
     try:

@@ -136,7 +136,7 @@ def _trainable(scenario: Scenario, recorder: SweepRecorder) -> Any:
                 run = folder.trial(f"{TRIALS}/{one.name}")
                 execution = TrialExecution(allotment, own_actor_pool())
                 runner.launch_in(run, make_trial_scenario(scenario, one), execution, Reporter())
-                played.append(outcomes.outcomes(run))
+                played.append(outcomes.compute_outcomes(run))
         except Exception as error:  # not raised, because Tune would repeat a trial that fails again
             tune.report({"rounds": 0, "error": f"{type(error).__name__}: {error}"})
             return

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from actors.local_ray import most_in_a_message
-from rayfed.core.memory import on_host
+from rayfed.core.memory import copy_to_host
 from rayfed.simulation.client.server_message import Sent
 
 
@@ -27,7 +27,7 @@ def register() -> None:
 
 
 def _to_numpy(tensor: Tensor) -> np.ndarray:
-    return on_host(tensor).numpy()
+    return copy_to_host(tensor).numpy()
 
 
 def _to_tensor(array: np.ndarray) -> Tensor:

@@ -41,7 +41,7 @@ from rayfed.simulation.client import plan
 from rayfed.simulation.client.arm import aggregation_of
 from rayfed.simulation.client.server_message import Sent
 from rayfed.simulation.executors.worker import ClientWorker
-from rayfed.simulation.inputs import Inputs, prepare
+from rayfed.simulation.inputs import Inputs, prepare_inputs
 
 FLIPPERS, CLIENTS = 3, 10
 TOY = Path(__file__).parent.parent / "scenarios" / "toy.yaml"
@@ -160,7 +160,7 @@ def prepared(text: str, seed: int, changes: Sequence[str], arms: Sequence[str]) 
     listed = {
         arm: {} if (own := ARMS[arm]) is None else {"aggregation": {"name": "fedboosting", **own}} for arm in arms
     }
-    return prepare(scenarios.parse(text, changes=[*changes, f"seed={seed}", f"arms={listed}"]))
+    return prepare_inputs(scenarios.parse(text, changes=[*changes, f"seed={seed}", f"arms={listed}"]))
 
 
 def shares(played: Played) -> float:
@@ -192,7 +192,9 @@ def encrypted(chosen: argparse.Namespace) -> None:
     for arm, own in ENCRYPTED.items():
         accuracies, cosines = [], []
         for seed in chosen.seeds:
-            inputs = prepare(scenarios.parse(UNLIKE, changes=[f"seed={seed}", f"arms={ {arm: own} }", *chosen.set]))
+            inputs = prepare_inputs(
+                scenarios.parse(UNLIKE, changes=[f"seed={seed}", f"arms={ {arm: own} }", *chosen.set])
+            )
             accuracies.append(list(play(inputs, arm))[-1].accuracy)
             cosines.append(least_cosine(inputs, arm))
         by_seed = ", ".join(f"{accuracy:.1%}" for accuracy in accuracies)
@@ -215,8 +217,8 @@ def toy(chosen: argparse.Namespace) -> None:
     for seed in chosen.seeds:
         changes = [f"seed={seed}", f"data.seed={seed}", *chosen.set]
         alone = ["federation.clients=1", "arms={centralised: []}"]
-        all_inputs = prepare(scenarios.parse(text, changes=[*changes, *alone]))
-        inputs = prepare(scenarios.parse(text, changes=changes))
+        all_inputs = prepare_inputs(scenarios.parse(text, changes=[*changes, *alone]))
+        inputs = prepare_inputs(scenarios.parse(text, changes=changes))
         runs = {arm: list(play(inputs, arm)) for arm in inputs.scenario.played}
         runs["centralised"] = list(play(all_inputs, "centralised"))
         planes = {arm: plane(all_inputs, rounds[-1].model) for arm, rounds in runs.items()}

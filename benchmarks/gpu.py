@@ -46,7 +46,7 @@ from rayfed import scenario as scenarios
 from rayfed.attacks.base import Attack
 from rayfed.attacks.closed_form.april import April
 from rayfed.attacks.matching.inverting_gradients import InvertingGradients
-from rayfed.core.memory import on_host
+from rayfed.core.memory import copy_to_host
 from rayfed.data.base import Dataset
 from rayfed.models.build import build_model
 from rayfed.simulation.client.runtime import ClientRuntime
@@ -328,7 +328,7 @@ def copies(plan: Plan) -> Iterator[list[str]]:
     ways: dict[str, Callable[[], object]] = {
         "to the card": lambda: here.to(plan.device, copy=True),
         "back, not pinned": lambda: there.to("cpu", copy=True),
-        "back, as actors send it": lambda: on_host(there),
+        "back, as actors send it": lambda: copy_to_host(there),
     }
     for way, work in ways.items():
         yield [way, told(measured(plan, work), lambda f: f.seconds), str(plan.values)]

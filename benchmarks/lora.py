@@ -36,7 +36,7 @@ from rayfed import gradients
 from rayfed.attacks.forward_probe import buffers_for, without_tracking
 from rayfed.core.shipped import find_shipped
 from rayfed.evidence.paired import holm
-from rayfed.evidence.settings import estimate
+from rayfed.evidence.settings import estimate_mean
 from rayfed.metrics.roc import share
 from rayfed.results import loading
 from rayfed.runs import runner
@@ -45,7 +45,7 @@ from rayfed.simulation.client.server_message import Sent
 from rayfed.simulation.client.visit import ObservationRequest
 from rayfed.simulation.executors.local import local
 from rayfed.simulation.executors.worker import ClientWorker
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.simulation.progress import Progress
 from rayfed.store import checkpoint
 from rayfed.store.folder import SCENARIO, RunFolder
@@ -113,7 +113,7 @@ def hits(folder: RunFolder, arm: str) -> list[bool]:
     """Return of each test text whether the model that a finished run has trained names its author."""
     saved = checkpoint.load(folder)
     assert saved is not None
-    inputs = prepare(parse(folder.read_text(SCENARIO), folder.url))
+    inputs = prepare_inputs(parse(folder.read_text(SCENARIO), folder.url))
     worker = ClientWorker(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"))
     model = saved.server[arm]
     sent = Sent(saved.round + 1, model["weights"], model["buffers"])
@@ -172,7 +172,7 @@ def asked(cell: Path, scenario: Any, others: int, texts: int = 2) -> None:
     assert saved is not None
     told = {}
     for moment, round in zip(MOMENTS, (0, saved.round + 1), strict=True):
-        inputs = prepare(scenario.attacked_in(round), rounds=scenario.federation.rounds)
+        inputs = prepare_inputs(scenario.attacked_in(round), rounds=scenario.federation.rounds)
         [account], [spec, *_] = inputs.accounts, inputs.scenario.attacks
         worker = ClientWorker(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"))
         arm = worker.arm(account.name)
@@ -260,7 +260,7 @@ def _interval(values: Sequence[float]) -> str:
     if same and values[0] in (0.0, 1.0):
         exact = share(int(sum(values)), len(values))
         return f"{exact.low:.0%}, {exact.high:.0%}"
-    told = estimate(values)
+    told = estimate_mean(values)
     assert told is not None
     if told.low is None or told.high is None:
         return "one text"

@@ -29,7 +29,7 @@ from rayfed.aggregation.weighted_sum import WeightedSum
 from rayfed.scenario import ResolvedArm, Scenario, parse, resolve
 from rayfed.simulation.client.runtime import CohortReport
 from rayfed.simulation.executors.base import Call, Done
-from rayfed.simulation.executors.stragglers import Cohort, Portion, Result, portions
+from rayfed.simulation.executors.stragglers import Cohort, Portion, Result, split_by_weight
 from rayfed.simulation.rounds.node_sums import NodeSums, assign_homes
 
 
@@ -97,7 +97,7 @@ class Places:
 def planned(cohorts: int, nodes: int, actors: int, spread: float, meet: bool) -> list[list[Cohort]]:
     """Return the portions of a round whose cohorts have so many samples, log-normal with this spread, as rounds do."""
     weights = np.ceil(10 * np.random.default_rng(0).lognormal(0, spread, cohorts)).tolist()
-    runs = portions(weights, 2 * nodes * actors, nodes * actors)
+    runs = split_by_weight(weights, 2 * nodes * actors, nodes * actors)
     loads = [sum(weights[i] for i in run) for run in runs]
     names = assign_homes(loads, {f"{i:04}": actors for i in range(nodes)}) if meet else [""] * len(runs)
     played = arm()
@@ -159,7 +159,7 @@ def on_cluster(nodes: int, rounds: int) -> Iterator[str]:
     from ray.experimental import get_object_locations
 
     from actors.executor import RayExecutor, on_ray
-    from rayfed.simulation.inputs import prepare
+    from rayfed.simulation.inputs import prepare_inputs
     from rayfed.simulation.progress import Progress
     from rayfed.simulation.rounds.federation import Federation
     from rayfed.simulation.rounds.round import Round
@@ -174,7 +174,7 @@ def on_cluster(nodes: int, rounds: int) -> Iterator[str]:
         return served(self, method, *args, returns=returns)
 
     RayExecutor.serve = counting  # type: ignore[method-assign]
-    inputs = prepare(scenario_of(nodes))
+    inputs = prepare_inputs(scenario_of(nodes))
     with _cluster(nodes):
         for meet in (True, False):
             RayExecutor.nodes = apart if meet else lambda _: {}  # type: ignore[method-assign]

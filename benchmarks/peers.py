@@ -37,7 +37,7 @@ from torch.nn import functional as F
 
 from benchmarks.attacks import observe, plain
 from rayfed.attacks.matching.inverting_gradients import InvertingGradients
-from rayfed.data.base import Dataset, in_memory
+from rayfed.data.base import Dataset, load_in_memory
 from rayfed.metrics.assignment import assign
 from rayfed.metrics.images import psnr
 from rayfed.models.build import build_model
@@ -197,7 +197,7 @@ def main() -> None:
     if find_spec("breaching"):
         sides["breaching"] = breaching
     data = build("datasets", "parquet", {"train": chosen.train, "test": chosen.test}).load()
-    images, labels = pixels(in_memory(data.test_images)), torch.from_numpy(data.test_labels)
+    images, labels = pixels(load_in_memory(data.test_images)), torch.from_numpy(data.test_labels)
     attacked = slice(chosen.skip, chosen.skip + chosen.images)
     for case, state in product(chosen.cases, chosen.states):
         model = prepared(case, data, state == "trained", chosen.weights, device)

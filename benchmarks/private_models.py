@@ -38,7 +38,7 @@ from rayfed.simulation.client.local import update_method
 from rayfed.simulation.client.server_message import Sent, State
 from rayfed.simulation.client.visit import ClientVisit, Truth
 from rayfed.simulation.executors.worker import ClientWorker
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.threat_model.observations import ObservationBuilder
 from rayfed.update import Observation
 
@@ -161,7 +161,7 @@ def error(outcomes: Sequence[tuple[Truth, Reconstruction]]) -> str:
 def table(chosen: argparse.Namespace) -> None:
     """A block for every arm, as in the paper's table 1 and its figures 4 and 5."""
     s = scenario(chosen)
-    inputs = prepare(s)
+    inputs = prepare_inputs(s)
     attacks = [attack for attack in s.attacks if attack.name in chosen.attacks]
     for arm in chosen.arms:
         runtime = ClientWorker(s, inputs.data, inputs.parts, torch.device("cpu"))

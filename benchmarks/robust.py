@@ -25,7 +25,7 @@ from rayfed.simulation.client import plan
 from rayfed.simulation.client.arm import aggregation_of
 from rayfed.simulation.client.server_message import Sent
 from rayfed.simulation.executors.worker import ClientWorker
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.store.schemas import VERSUS
 
 SCENARIO = Path(__file__).parent.parent / "scenarios" / "robust.yaml"
@@ -42,7 +42,7 @@ def main() -> None:
     found: dict[tuple[str, str], list[tuple[float, float | None]]] = {}
     for seed in chosen.seeds:
         scenario = load(chosen.scenario, [*chosen.changes, f"seed={seed}"])
-        inputs = prepare(scenario)
+        inputs = prepare_inputs(scenario)
         runtime = ClientWorker(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"))
         for name in scenario.played:
             arm, _, opponent = name.partition(VERSUS)

@@ -30,7 +30,7 @@ from actors.cluster import allot, connected
 from actors.executor import TrialExecution
 from benchmarks.memory import Watch, family
 from rayfed import scenario as scenarios
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.simulation.progress import Progress
 from rayfed.simulation.rounds.federation import Federation
 from rayfed.simulation.rounds.round import Round, count_calls
@@ -85,7 +85,7 @@ def federation(
 ) -> Iterator[Federation]:
     changes = [f"federation.clients={clients}", f"federation.clients_per_round={per_round}"]
     changes.append(f"federation.cohort_size={ceil(per_round / cohorts)}")
-    inputs = prepare(scenarios.parse(TEXT, changes=changes))
+    inputs = prepare_inputs(scenarios.parse(TEXT, changes=changes))
     allotment = allot(inputs.scenario, *count_calls(inputs.scenario, len(inputs.data.test_labels)))
     with TrialExecution(allotment, actor_pool)(inputs, Progress()) as executor:
         yield Federation(inputs, executor, Progress(), {}, partial(checkpoint.load_states, folder))

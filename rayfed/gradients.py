@@ -17,7 +17,7 @@ from torch.func import grad, vmap
 
 from rayfed.core import losses
 from rayfed.core.number_types import check_types
-from rayfed.core.vectorised import in_turn, refusal
+from rayfed.core.vectorised import find_refusal, map_in_turn
 from rayfed.update import Named
 
 Result = TypeVar("Result")
@@ -160,7 +160,7 @@ def many_gradients(
         gradients: Named = vmap(one, in_dims=(None, 0, 0, 0))(leaves, own, inputs, labels)
         return gradients
     again = inputs.requires_grad or labels.requires_grad
-    one_by_one = in_turn(lambda b, x, y: gradient(model, leaves, buffers | b, x, y, create_graph=again)[0])
+    one_by_one = map_in_turn(lambda b, x, y: gradient(model, leaves, buffers | b, x, y, create_graph=again)[0])
     with torch.enable_grad():  # `torch.func.grad` also ignores the caller's mode
         found: Named = one_by_one(own, inputs, labels)
     return found
@@ -186,7 +186,7 @@ def vmap_refusal(model: nn.Module, weights: Named, buffers: Named, inputs: Tenso
 
     first = next(iter(weights.values()))
     case = "gradient", tuple(weights), first.dtype, first.device, labels.dtype, repr(losses.get_loss(model))
-    return refusal(model, case, trial)
+    return find_refusal(model, case, trial)
 
 
 def sample_rows(tensors: Named) -> Tensor:

@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from rayfed.attacks.external_update import observe
-from rayfed.core.arrays import Arrays, by_name, is_counter, to_tensor
+from rayfed.core.arrays import Arrays, is_counter, name_arrays, to_tensor
 from rayfed.core.number_types import check_model
 from rayfed.core.recording_checks import (
     LOCAL,
@@ -167,8 +167,8 @@ class Recorder:
         that do not fit the loss, and for an update that cannot be replayed with the others of its round.
         """
         local, (samples, images, labels) = local or self._local, self._behind(batch)
-        sent = self._bare(by_name("sent", sent, self._model))
-        update = self._bare(by_name("gradient" if local is None else "returned", update, self._model))
+        sent = self._bare(name_arrays("sent", sent, self._model))
+        update = self._bare(name_arrays("gradient" if local is None else "returned", update, self._model))
         digest = digest_of({name: tensor for name, tensor in sent.items() if not is_counter(name)})
         number, own = self._numbered(digest, round, client)
         kind: Kind = "gradient" if local is None else "state"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rayfed import gradients
 from rayfed.aggregation.base import Aggregation
-from rayfed.core.memory import on_host
+from rayfed.core.memory import copy_to_host
 from rayfed.update import Named, Update
 
 
@@ -61,4 +61,4 @@ class Gathering(Aggregation[Update, list[Received], list[Received]]):
 
 
 def _on_host(named: Named) -> Named:
-    return {name: on_host(tensor) for name, tensor in named.items()}
+    return {name: copy_to_host(tensor) for name, tensor in named.items()}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from rayfed.aggregation.weighted_sum import WeightedSum, WeightedSumRule
-from rayfed.privacy.sampling import add_noise, gaussian
+from rayfed.privacy.sampling import add_noise, sample_gaussian
 from rayfed.update import Named, Update
 
 
@@ -55,5 +55,5 @@ class NoisySum(WeightedSumRule):
         return self._noised({name: torch.zeros_like(w) for name, w in weights.items()}, generator)
 
     def _noised(self, sums: Named, generator: torch.Generator) -> Named:
-        noisy = add_noise(sums, self.deviation, gaussian, generator)
+        noisy = add_noise(sums, self.deviation, sample_gaussian, generator)
         return {name: s / self.clients for name, s in noisy.items()}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from rayfed.core.arrays import Arrays, by_name, is_counter
+from rayfed.core.arrays import Arrays, is_counter, name_arrays
 from rayfed.core.number_types import check_model, type_name
 from rayfed.errors import UserError
 from rayfed.gradients import buffers_of, weights_of
@@ -83,16 +83,16 @@ def observe(
         trained, fixed = weights_of(model), buffers_of(model)
         known, stored = trained | fixed, model.state_dict().keys()
         needed = [name for name in known if name in stored and not is_counter(name)]  # some buffers are never sent
-        state = fixed | _named("sent", by_name("sent", sent, model), needed, known, note)
+        state = fixed | _named("sent", name_arrays("sent", sent, model), needed, known, note)
         weights = {name: state[name] for name in trained}
         buffers = {name: state[name] for name in fixed}
         if gradient is not None:
-            update, back = _named("gradient", by_name("gradient", gradient, model), trained, known, note), {}
+            update, back = _named("gradient", name_arrays("gradient", gradient, model), trained, known, note), {}
             local = LocalTraining()
         else:
             assert returned is not None
             assert local is not None
-            after = _named("returned", by_name("returned", returned, model), trained, known, note)
+            after = _named("returned", name_arrays("returned", returned, model), trained, known, note)
             update = {name: weights[name] - after[name] for name in trained}
             back = {name: after[name] for name in fixed if name in after and after[name].is_floating_point()}
         observation = Observation(

@@ -38,7 +38,7 @@ from rayfed.defences.base import Defence
 from rayfed.errors import UserError
 from rayfed.evidence.empirical_epsilon import EmpiricalEpsilon, bound_epsilon
 from rayfed.gradients import buffers_of, weights_of
-from rayfed.privacy.sampling import generator
+from rayfed.privacy.sampling import make_generator
 from rayfed.privacy.spending import Spending
 from rayfed.scenario import DefenceSpec, Scenario, resolve
 from rayfed.simulation.account import Account
@@ -203,7 +203,7 @@ class _Run:
         """Yield the server's noisy sum of a round's updates, with the keys of all canaries."""
         rule = aggregation_of(resolve(self.scenario)[_ARM])
         key = plan.server_key(self.scenario, _ARM, sent.round, [])
-        draws = generator(key, self.scenario.privacy.secure)
+        draws = make_generator(key, self.scenario.privacy.secure)
         if drawn := plan.drawn_clients(self.scenario, sent.round):
             partial, _ = self.runtime.cohort(_ARM, sent, drawn, {})
             yield list(self.there), rule.combine(partial, draws)[0]

@@ -135,7 +135,7 @@ def data_of(given: Data, trained: Trained | None) -> dict[str, Any]:
     return trained.data
 
 
-def pipelines(given: Sequence[Any]) -> Defences:
+def parse_pipelines(given: Sequence[Any]) -> Defences:
     """Return defence pipelines by arm name, from names of defences, mappings with a name, or lists of both.
 
     Raises `UserError` for anything else.

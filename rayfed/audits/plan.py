@@ -75,7 +75,7 @@ class Plan:
     def scenario_text(self, iterations: Mapping[str, int]) -> str:
         """Return the audit as a YAML scenario: one round without training, and its attacks, closed forms first.
 
-        `iterations` maps the title of a search (`title`) to its iterations.
+        `iterations` maps the title of a search (`make_title`) to its iterations.
         """
         criterion = Criterion.from_modality(self.modality, self.threshold)
         attacks = [
@@ -97,7 +97,7 @@ class Plan:
         return dump_yaml(document)
 
     def _attack(self, method: Method, batch: int, twin: str, iterations: Mapping[str, int]) -> dict[str, Any]:
-        searched = {"iterations": iterations[title(method, batch)]} if method.evaluations else {}
+        searched = {"iterations": iterations[make_title(method, batch)]} if method.evaluations else {}
         return {
             "name": method.name,
             **method.parameters,
@@ -106,7 +106,7 @@ class Plan:
             "batch_size": batch,
             "victims": -(-self.samples // batch),
             "knowledge": list(ATTACKER_KNOWLEDGE[twin]),
-            "label": f"{title(method, batch)}, {twin}",
+            "label": f"{make_title(method, batch)}, {twin}",
             "family": method.name,
         }
 
@@ -120,6 +120,6 @@ def name_pipeline(pipeline: Sequence[Mapping[str, Any]]) -> str:
     return " + ".join(parts)
 
 
-def title(method: Method, batch: int) -> str:
+def make_title(method: Method, batch: int) -> str:
     """Return the title of a method at a batch size, shared by all attackers that use the method."""
     return f"{method.name} batch {batch}"

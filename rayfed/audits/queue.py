@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rayfed.audits.plan import ATTACKER_KNOWLEDGE, UNDEFENDED, Plan, title
+from rayfed.audits.plan import ATTACKER_KNOWLEDGE, UNDEFENDED, Plan, make_title
 from rayfed.evidence.methods import FEWEST, MOST, USEFUL, Method
 
 BATCHES = 1, 4, 16
@@ -30,7 +30,7 @@ class Unit:
     @property
     def titles(self) -> tuple[str, ...]:
         """Return the attack's titles in the scenario, one per attacker."""
-        name = title(self.method, self.batch)
+        name = make_title(self.method, self.batch)
         return tuple(f"{name}, {twin}" for twin in ATTACKER_KNOWLEDGE)
 
 
@@ -48,7 +48,7 @@ class Stage:
         return any(unit.method.evaluations for unit in self.units)
 
 
-def stages(plan: Plan, arms: Sequence[str], evaluations: int | None = None) -> list[Stage]:
+def plan_stages(plan: Plan, arms: Sequence[str], evaluations: int | None = None) -> list[Stage]:
     """Return the stages of an audit of `arms`, in the order in which they are run.
 
     With `evaluations`, the last pass makes this many per search; the default is `MOST`.
@@ -98,7 +98,7 @@ def pass_iterations(plan: Plan, evaluations: int, fixed: bool = False) -> dict[s
     found = {}
     for method, batch in plan.searches:
         count = evaluations if fixed else max(FEWEST, round(evaluations * method.share))
-        found[title(method, batch)] = count_iterations(method, count)
+        found[make_title(method, batch)] = count_iterations(method, count)
     return found
 
 

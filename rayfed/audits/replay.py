@@ -24,7 +24,7 @@ from rayfed.attacks.base import Reconstruction, failed
 from rayfed.attacks.external_update import Given, observe
 from rayfed.attacks.progress import Standing, listening
 from rayfed.attacks.sealed import attempt
-from rayfed.audits.plan import UNDEFENDED, title
+from rayfed.audits.plan import UNDEFENDED, make_title
 from rayfed.audits.queue import count_iterations
 from rayfed.core import losses, seeds
 from rayfed.core.recording_checks import build_loss, check_round
@@ -204,7 +204,7 @@ class Replay:
                 **({"observes": "gradient", "batch_size": batch} if gradient else {"observes": "update"}),
                 "victims": by_size[batch],
                 "knowledge": list(ATTACKER_KNOWLEDGE[twin]),
-                "label": f"{title(method, batch)}, {twin}",
+                "label": f"{make_title(method, batch)}, {twin}",
                 "family": method.name,
             }
             for method, batch, twin in product(METHODS, by_size, ATTACKER_KNOWLEDGE)
@@ -246,7 +246,7 @@ class Replay:
         for update in self.updates:
             seen = check_update(self.recording, update, self._built).observation
             key = seeds.derive_bytes(self.seed, "replay", update.round, update.client)
-            for name, found in attempts(self._built, seen, self.evaluations, key, ends):
+            for name, found in run_attempts(self._built, seen, self.evaluations, key, ends):
                 yield update, name, found
 
     @cached_property
@@ -266,7 +266,7 @@ def build_recorded_model(model: Mapping[str, Any], loss: Mapping[str, Any], head
     spec = ModelSpec.model_validate(model)
     normalise = (spec.normalise.mean, spec.normalise.std) if spec.normalise else None
     net = build_model(spec.name, spec.parameters, header.sample, header.classes, seed, normalise)
-    losses.attach(net, LossSpec.model_validate(loss).build())
+    losses.attach_loss(net, LossSpec.model_validate(loss).build())
     return net.train()
 
 
@@ -274,7 +274,7 @@ class _TimeIsUp(BaseException):
     """Signal that the time limit has passed. It is no `Exception`, because a search might catch those."""
 
 
-def attempts(
+def run_attempts(
     model: nn.Module, seen: Observation, evaluations: int, key: bytes, ends: float = inf
 ) -> Iterator[tuple[str, Reconstruction]]:
     """Run each attack of the audit on one observation, and yield the attack's name and result.

@@ -32,7 +32,7 @@ from rayfed.simulation.client.server_message import Sent
 from rayfed.simulation.client.visit import ObservationRequest
 from rayfed.simulation.executors.base import Call, Execution, Ref
 from rayfed.simulation.executors.local import local
-from rayfed.simulation.inputs import Inputs, prepare
+from rayfed.simulation.inputs import Inputs, prepare_inputs
 from rayfed.simulation.progress import AuditProgress, Progress
 from rayfed.simulation.rounds.attacks import AttackCall, CallResult, Deadline, note_not_run
 from rayfed.simulation.rounds.federation import Federation
@@ -204,7 +204,7 @@ class AuditRound:
 
     def _run_stages(self, federation: Federation, round: int, keep: runner.Keep) -> RoundTables:
         sent = {arm: federation.ask_server("sent", arm, round).sent for arm in federation.arms}
-        queue = stages(self._plan, list(federation.arms), self._evaluations)
+        queue = plan_stages(self._plan, list(federation.arms), self._evaluations)
         while self._stage_index < len(queue) and not self._deadline.passed:
             stage = queue[self._stage_index]
             following = queue[self._stage_index + 1].evaluations if self._stage_index + 1 < len(queue) else None
@@ -404,10 +404,10 @@ def _inspect(plan: Plan, changes: Sequence[str], progress: AuditProgress, shrink
     if not loaded.attacks:
         say(f"attacks: no attack of the audit supports {plan.modality}")
         return None
-    inputs = prepare(loaded, data=data)
+    inputs = prepare_inputs(loaded, data=data)
     if refused := _refused_batches(inputs):
         plan = _without_refused(plan, refused, say, shrink)
-        inputs = prepare(_scenario(plan, 1, changes, fixed=True), data=data)
+        inputs = prepare_inputs(_scenario(plan, 1, changes, fixed=True), data=data)
     for message in inputs.remarks:
         progress.note(message)
     given = {"name": loaded.data.name, **loaded.data.model_dump(mode="json", exclude_defaults=True)}

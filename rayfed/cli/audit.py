@@ -257,12 +257,12 @@ def _check_given(model: str | None, data: str | None, run: str | None, target: b
 
 def _defences(texts: Sequence[str]) -> Defences:
     """Return the defence pipelines of the --defence options by name. Raises `UserError` for an invalid one."""
-    from rayfed.audits.options import pipelines
+    from rayfed.audits.options import parse_pipelines
 
     found: Defences = {}
     for text in texts:
         try:
-            found |= pipelines([yaml_option("defence", text)])
+            found |= parse_pipelines([yaml_option("defence", text)])
         except UserError as error:
             raise UserError(f"--{error}") from error
     return found

@@ -43,10 +43,10 @@ def canaries(
         from rayfed.privacy.printing import format_lower, format_upper
         from rayfed.report.text.formats import format_share
         from rayfed.runs.bounds import BoundExceeded
-        from rayfed.simulation.inputs import prepare
+        from rayfed.simulation.inputs import prepare_inputs
 
         rows, above = [], []
-        inputs = prepare(load_with_notes(scenario, changes))
+        inputs = prepare_inputs(load_with_notes(scenario, changes))
         for one in audit_canaries(inputs, count):
             found = one.found
             rates = format_share(found.true_positives.value), format_share(found.false_positives.value)

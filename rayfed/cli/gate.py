@@ -231,6 +231,8 @@ def gate(
             arms = {row["arm"] for row in [*evidence.attacks, *evidence.inferences]} | set(evidence.gated_arms)
             gated = replace(gated, arms=[_arm(name, arms, evidence.scenario) for name in arm])
         rows = [*evidence.attacks, *evidence.inferences]
-        gated = replace(gated, weights=attacked_weights(evidence.scenario, exits.status(folder), rows, gated.names))
+        gated = replace(
+            gated, weights=attacked_weights(evidence.scenario, exits.read_status(folder), rows, gated.names)
+        )
         bounds = asked.bounds(evidence.modality, evidence.measures)
         asked.close([gated], bounds, (lambda line: None) if quiet else partial(print, flush=True), advise=True)

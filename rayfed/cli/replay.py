@@ -169,7 +169,7 @@ def attack_update(
     """
     with errors_for_people(debug):
         from rayfed.attacks.external_update import observe
-        from rayfed.audits.replay import attempts, build_recorded_model, normalisation
+        from rayfed.audits.replay import build_recorded_model, normalisation, run_attempts
         from rayfed.core import seeds
         from rayfed.models.state import check_finite
         from rayfed.recording import Header
@@ -188,7 +188,7 @@ def attack_update(
             check_finite(path, state, net.state_dict())
         given = observe(net, sent, header.sample, classes, samples, returned=returned, local=local)
         _warn(given.remarks)
-        say, found = _sayer(quiet), attempts(net, given.observation, iterations, seeds.derive_bytes(seed, "update"))
+        say, found = _sayer(quiet), run_attempts(net, given.observation, iterations, seeds.derive_bytes(seed, "update"))
         results = ((0, 0, name, guess) for name, guess in found)
         _show("update", results, list(given.remarks), out, say)
 

@@ -197,7 +197,7 @@ def _print(found: Recommendation, commands: dict[str, str]) -> None:
     page.print(Text(f"\n  {found.chosen.title}", style="bold"))
     page.print(
         make_terminal_table(
-            "", recommendation.headings(found), [recommendation.check_cells(each) for each in found.chosen.checks]
+            "", recommendation.check_headings(found), [recommendation.check_cells(each) for each in found.chosen.checks]
         )
     )
     for line in recommendation.remarks(found):

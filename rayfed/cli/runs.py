@@ -206,7 +206,7 @@ def report(
     with errors_for_people(debug):
         from rayfed.report.html.run import write_report
         from rayfed.report.html.sweep import write_sweep_report
-        from rayfed.report.samples import warning
+        from rayfed.report.samples import find_warning
         from rayfed.results.sweep_folder import SweepFolder, is_sweep
         from rayfed.store.folder import RunFolder
 
@@ -217,7 +217,7 @@ def report(
             print(write_redacted(results(run)))
             return
         folder = RunFolder.open(run)
-        if said := warning(folder):
+        if said := find_warning(folder):
             typer.echo(f"warning: {said}", err=True)
         print(write_sweep_report(SweepFolder(folder)) if is_sweep(folder) else write_report(folder))
 
@@ -276,12 +276,12 @@ def validate(scenario: ScenarioFile, changes: Set = None, debug: Debug = False) 
             print(f"{scenario} imports your code, now and when it runs: {', '.join(foreign)}", flush=True)
         loaded = load_with_notes(scenario, changes)
         from rayfed.report.text.guarantees import guarantee_lines
-        from rayfed.runs.preflight import find_undeclared, unreachable
+        from rayfed.runs.preflight import find_undeclared, find_unreachable
         from rayfed.scenario.trials import plan_trials
-        from rayfed.simulation.inputs import prepare
+        from rayfed.simulation.inputs import prepare_inputs
         from rayfed.simulation.small_batches import check_batches
 
-        inputs = prepare(loaded)
+        inputs = prepare_inputs(loaded)
         varied = loaded.sweep and loaded.sweep.fields  # of fields that vary nothing is known
         small = [] if varied else check_batches(inputs)
         trials = plan_trials(loaded) if loaded.sweep and loaded.sweep.search != "optuna" else []
@@ -306,6 +306,6 @@ def validate(scenario: ScenarioFile, changes: Set = None, debug: Debug = False) 
         print(f"  attacks: {', '.join(a.title for a in loaded.attacks) or 'none'}")
         for line in small:
             print(f"  note: {line}")
-        for line in [] if varied else unreachable(inputs.scenario, find_undeclared(inputs)):
+        for line in [] if varied else find_unreachable(inputs.scenario, find_undeclared(inputs)):
             print(f"  note: {line}")
         print(f"  results: {loaded.output.folder} (change with --out)")

@@ -49,7 +49,7 @@ def to_tensor(what: str, value: Any) -> Tensor:
         raise UserError(f"{what}: found a {type(value).__name__}; expected a tensor or numbers ({said})") from error
 
 
-def by_name(what: str, given: Arrays, model: nn.Module) -> Named:
+def name_arrays(what: str, given: Arrays, model: nn.Module) -> Named:
     """Convert a model's state or gradient, given by name or in order, to a dictionary of tensors by name.
 
     A sequence has the order of `model.state_dict()`, with or without counters, or of `model.parameters()`. Counters of
@@ -58,9 +58,9 @@ def by_name(what: str, given: Arrays, model: nn.Module) -> Named:
     model's.
 
     >>> import torch
-    >>> from rayfed.core.arrays import by_name
+    >>> from rayfed.core.arrays import name_arrays
     >>> model = torch.nn.Linear(3, 2)
-    >>> list(by_name("sent", [tensor.numpy() for tensor in model.state_dict().values()], model))
+    >>> list(name_arrays("sent", [tensor.numpy() for tensor in model.state_dict().values()], model))
     ['weight', 'bias']
     """
     own = {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}

@@ -1,6 +1,6 @@
 """Define the losses that clients minimise: built-in ones, the user's components, and functions of outputs and targets.
 
-A loss is attached to its model (`attach`, `of`), so training, evaluation and attacks use the same one. Targets have one
+A loss is attached to its model (`attach_loss`), so training, evaluation and attacks use the same one. Targets have one
 of these forms:
 
 - classes (N,) int64, their probabilities (N, K), or words (N, L) int64;
@@ -180,7 +180,7 @@ class PlaceCrossEntropy(Loss):
         """Compute each sample's loss (N,) from outputs (N, L, K) or (N, K, H, W), with targets (N, L) or (N, H, W)."""
         if targets.is_floating_point():
             return F.cross_entropy(outputs, targets, reduction="none").flatten(1).mean(1)
-        scores, targets = objective.by_place(*self.aligned(outputs, targets))
+        scores, targets = objective.reshape_by_place(*self.aligned(outputs, targets))
         flat = F.cross_entropy(scores.flatten(0, 1), targets.flatten(), ignore_index=NO_TARGET, reduction="none")
         return flat.view_as(targets).sum(1) / (targets != NO_TARGET).sum(1).clamp(min=1)
 
@@ -198,7 +198,7 @@ class PlaceCrossEntropy(Loss):
 
     def overlap(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
         """Return each class's intersection and union in pixels, (2, K). None for texts."""
-        return objective.overlap(outputs, targets) if targets.ndim == 3 else None
+        return objective.count_overlap(outputs, targets) if targets.ndim == 3 else None
 
 
 @component
@@ -291,7 +291,7 @@ class OwnLoss(Loss):
     def overlap(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
         """Return each class's intersection and union in pixels, (2, K). None if targets are not masks."""
         masks = targets.ndim == 3 and not targets.is_floating_point() and outputs.ndim == 4
-        return objective.overlap(outputs, targets) if masks else None
+        return objective.count_overlap(outputs, targets) if masks else None
 
     def error(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
         """Return each sample's mean absolute error (N,) of the outputs. None if targets are not numbers."""
@@ -382,12 +382,12 @@ def make_loss(name: str, parameters: Mapping[str, Any]) -> Loss:
 DEFAULT = CrossEntropy()
 
 
-def attach(model: nn.Module, loss: Loss) -> None:
+def attach_loss(model: nn.Module, loss: Loss) -> None:
     """Set the loss that a model is trained with, in place. Copies of the model keep the loss."""
     model.rayfed_loss = loss  # type: ignore[assignment]  # not a tensor or module, so it is not sent
 
 
 def get_loss(model: nn.Module) -> Loss:
-    """Return the loss that was set on a model by `attach`. Default: cross entropy."""
+    """Return the loss that was set on a model by `attach_loss`. Default: cross entropy."""
     found: Loss = getattr(model, "rayfed_loss", DEFAULT)
     return found

@@ -189,7 +189,7 @@ def keep_within(share: float) -> None:
     torch.cuda.set_per_process_memory_fraction(max(share / 2, share - CONTEXT / total))
 
 
-def on_host(tensor: Tensor) -> Tensor:
+def copy_to_host(tensor: Tensor) -> Tensor:
     """Copy a tensor to the CPU, without autograd history.
 
     Values from a GPU go to pinned memory, which PyTorch reuses. Copies to new memory that is not pinned are many times

@@ -69,7 +69,7 @@ def decode_words(logits: Tensor) -> list[Tensor]:
     return [row[kept] for row, kept in zip(best, new & (best != BLANK), strict=True)]
 
 
-def by_place(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def reshape_by_place(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Reshape outputs to scores (N, P, K) and targets to (N, P), for the P positions (tokens or pixels) of a sample.
 
     Outputs are (N, L, K) for the tokens of texts, with targets (N, L). They are (N, K, H, W) for pixels, with targets
@@ -81,18 +81,18 @@ def by_place(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 def correct_places(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return each sample's share of correctly predicted positions, (N,) float64. Ignores positions with `NO_TARGET`."""
-    scores, targets = by_place(outputs, targets)
+    scores, targets = reshape_by_place(outputs, targets)
     counted = targets != NO_TARGET
     return ((scores.argmax(2) == targets) & counted).sum(1).double() / counted.sum(1).clamp(min=1)
 
 
-def overlap(outputs: Tensor, targets: Tensor) -> Tensor:
+def count_overlap(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return each class's intersection and union (for the IoU), in pixels of a batch, (2, K) int64.
 
     These compare the pixels of a class in the targets (N, H, W) with its pixels in the prediction from outputs
     (N, K, H, W). Pixels with `NO_TARGET` are ignored. Add the counts of batches before you divide.
     """
-    scores, targets = by_place(outputs, targets)
+    scores, targets = reshape_by_place(outputs, targets)
     counted = targets != NO_TARGET
     classes, found, true = scores.shape[2], scores.argmax(2)[counted], targets[counted]
     both = true[found == true].bincount(minlength=classes)

@@ -25,7 +25,7 @@ _REFUSALS: WeakKeyDictionary[nn.Module, dict[Hashable, str]] = WeakKeyDictionary
 """Error message of each trial of a model; empty if it raised none."""
 
 
-def refusal(model: nn.Module, case: Hashable, trial: Callable[[], object]) -> str:
+def find_refusal(model: nn.Module, case: Hashable, trial: Callable[[], object]) -> str:
     """Return the first words of the error that the function `trial` raises; empty if no error is raised.
 
     The result is cached per model, training mode and `case`, so that all batches are computed in the same way. The
@@ -50,22 +50,22 @@ def _raised(trial: Callable[[], object]) -> str:
     return ""
 
 
-def over_samples(one: Callable[..., Any], together: bool) -> Callable[..., Any]:
+def map_over_samples(one: Callable[..., Any], together: bool) -> Callable[..., Any]:
     """Return a function that applies `one` to each row (first dimension) of tensors and dictionaries of tensors.
 
     Runs one vmap call if `together`, with different random numbers per sample, or else a loop.
     """
-    return vmap(one, randomness="different") if together else in_turn(one)
+    return vmap(one, randomness="different") if together else map_in_turn(one)
 
 
-def in_turn(one: Callable[..., Any]) -> Callable[..., Any]:
+def map_in_turn(one: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that applies `one` to each row of its arguments in a loop and stacks the results.
 
     Arguments are tensors and dictionaries of tensors; results may also be tuples of these.
 
     >>> import torch
-    >>> from rayfed.core.vectorised import in_turn
-    >>> in_turn(lambda row: {"sum": row.sum()})(torch.ones(2, 3))
+    >>> from rayfed.core.vectorised import map_in_turn
+    >>> map_in_turn(lambda row: {"sum": row.sum()})(torch.ones(2, 3))
     {'sum': tensor([3., 3.])}
     """
 

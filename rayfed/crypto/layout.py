@@ -45,7 +45,7 @@ def flatten_update(update: Update) -> np.ndarray:
     return np.concatenate([t.detach().cpu().numpy().ravel() for t in parts]).astype(np.float64)
 
 
-def single(tensors: Named) -> Named:
+def to_single(tensors: Named) -> Named:
     """Convert tensors to single precision, the precision of the model's parameters."""
     return {name: t.float() for name, t in tensors.items()}
 

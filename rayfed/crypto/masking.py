@@ -220,7 +220,7 @@ class Participant:
         statement = self._shared(directory, shared, model)
         if self.client not in directory or not self._holds("agree", directory, self.client, agreed, statement):
             raise self._refusal("received other clients or another model than it has agreed on")
-        masked: np.ndarray = vector + expand(self._seed, len(vector))
+        masked: np.ndarray = vector + expand_mask(self._seed, len(vector))
         for other in self._around(directory, shared):
             if other != self.client:
                 masked += _pairwise(self.client, other, self._mask_key, directory[other].mask, len(vector))
@@ -389,7 +389,7 @@ def unmask_sum(
     total = total.copy()
     for client in survivors:
         shares = {holder: said.selves[client] for holder, said in revealed.items() if client in said.selves}
-        total -= expand(_joined(client, shares, threshold), len(total))
+        total -= expand_mask(_joined(client, shares, threshold), len(total))
     for client in dropped:
         shares = {holder: said.masks[client] for holder, said in revealed.items() if client in said.masks}
         key = X25519PrivateKey.from_private_bytes(_joined(client, shares, threshold))
@@ -405,7 +405,7 @@ def _joined(client: int, shares: Mapping[int, int], threshold: int) -> bytes:
         raise ProtectionError(f"the sum cannot be unmasked: client {client}: {error}") from None
 
 
-def expand(seed: bytes, size: int) -> np.ndarray:
+def expand_mask(seed: bytes, size: int) -> np.ndarray:
     """Expand a seed into a uniform mask, (size,) uint64, by AES-256 in counter mode."""
     stream = Cipher(AES(seed), CTR(bytes(16))).encryptor().update(bytes(8 * size))
     return np.frombuffer(stream, "<u8").copy()
@@ -417,7 +417,7 @@ def _pairwise(client: int, other: int, own: X25519PrivateKey, public: bytes, siz
     The mask depends on both client numbers. Otherwise a client that advertises a copy of another's key could remove
     that client's masks.
     """
-    mask = expand(derive(_exchanged(own, public), "mask", *sorted((client, other))), size)
+    mask = expand_mask(derive(_exchanged(own, public), "mask", *sorted((client, other))), size)
     return mask if client < other else -mask
 
 

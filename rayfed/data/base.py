@@ -43,7 +43,7 @@ class Images(Protocol):
         ...
 
 
-def in_memory(images: Images) -> np.ndarray:
+def load_in_memory(images: Images) -> np.ndarray:
     """Return all samples of a split as an array in memory, in their stored form."""
     return images[np.arange(len(images))]
 
@@ -131,7 +131,7 @@ class Dataset:
         pad = self.sample.pad
 
         def tokens(images: Images) -> np.ndarray:
-            rows = in_memory(images)
+            rows = load_in_memory(images)
             return rows if pad is None else np.where(rows == pad, NO_TARGET, rows)
 
         return replace(
@@ -182,7 +182,7 @@ class Dataset:
                 f"data.public: a share of {share:g} of {len(self.train_labels)} training samples leaves no public or "
                 "no private sample; choose another share"
             )
-        public = stratified(self.groups[0], count)
+        public = choose_stratified(self.groups[0], count)
         private = np.setdiff1d(np.arange(len(self.train_labels)), public, assume_unique=True)
         return replace(
             self,
@@ -241,7 +241,7 @@ def check_numbers(where: str, labels: np.ndarray) -> None:
         )
 
 
-def scaled_numbers(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def scale_numbers(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Scale numeric labels (N, k) and (M, k) to float32, so that each column of the training labels spans [0, 1]."""
     low, high = train.min(0), train.max(0)
     width = np.where(high > low, high - low, 1)
@@ -311,7 +311,7 @@ def limit_split(samples: int | None, split: StoredSplit, field: str) -> StoredSp
         raise DataError(
             f"{field} is {samples}, but the split has only {len(split.labels)} samples; lower it or remove it"
         )
-    return split.take(stratified(split.labels, samples))
+    return split.take(choose_stratified(split.labels, samples))
 
 
 def _pixels(
@@ -324,7 +324,7 @@ def _pixels(
     return images[: len(train)], images[len(train) :]
 
 
-def stratified(labels: np.ndarray, samples: int) -> np.ndarray:
+def choose_stratified(labels: np.ndarray, samples: int) -> np.ndarray:
     """Return sorted indices (samples,) of a stratified subset, which has the class proportions of the labels.
 
     The subset is deterministic: evenly spaced positions after sorting by class, or by numbers (N, k).
@@ -342,6 +342,6 @@ def hold_out_fifth(split: StoredSplit, where: str) -> tuple[StoredSplit, StoredS
     count = len(split.labels)
     if count < 5:
         raise DataError(f"{where} has {count} samples; at least 5 are needed to hold out a fifth as the test split")
-    test = stratified(split.labels, count // 5)
+    test = choose_stratified(split.labels, count // 5)
     train = np.setdiff1d(np.arange(count), test, assume_unique=True)
     return split.take(train), split.take(test)

@@ -117,7 +117,7 @@ def _is_animated(path: Path) -> bool:
         return False
 
 
-def by_value(names: set[str]) -> tuple[str, ...]:
+def sort_class_names(names: set[str]) -> tuple[str, ...]:
     """Sort class names: numerically if all are numbers, else alphabetically."""
     numbers = all(name.removeprefix("-").isdecimal() for name in names)
     return tuple(sorted(names, key=int) if numbers else sorted(names))

@@ -71,7 +71,7 @@ def _marked_header(text: str, comments: Sequence[int], delimiter: str, width: in
     return fitting[-1] if fitting and not is_named else None
 
 
-def irregular(where: str, text: str, start: int, delimiter: str) -> DataError:
+def irregular_row_error(where: str, text: str, start: int, delimiter: str) -> DataError:
     """Return the error for the first row whose number of fields differs from the first row of the table."""
     rows, before = _rows(text[start:], delimiter), text.count("\n", 0, start)
     expected, name = len(rows[0][1]), DELIMITERS[delimiter]
@@ -125,7 +125,7 @@ def _delimiter(where: str, text: str, start: int, usual: str) -> str:
         return regular[0]
     mark = max(DELIMITERS, key=lambda mark: _agreeing(rows[mark]))
     if _agreeing(rows[mark]) or len(widths[usual]) > 1 or 1 not in widths[usual]:
-        raise irregular(where, text, start, mark)
+        raise irregular_row_error(where, text, start, mark)
     if _has_spaces([row[0].split() for row in rows[usual]]):
         raise DataError(f"{where}: the fields seem to be separated by spaces: save the table with commas or tabs")
     return usual

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from rayfed.core.documents import read_json
-from rayfed.data.base import Dataset, stratified
+from rayfed.data.base import Dataset, choose_stratified
 from rayfed.errors import DataError
 
 _METADATA = b"rayfed"
@@ -216,4 +216,4 @@ def _some(field: str, labels: np.ndarray, samples: int | None) -> np.ndarray:
         return np.arange(len(labels))
     if samples > len(labels):
         raise DataError(f"{field} is {samples}, but the split has only {len(labels)} samples; lower it or remove it")
-    return stratified(labels, samples)
+    return choose_stratified(labels, samples)

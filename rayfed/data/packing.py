@@ -9,7 +9,7 @@ from uuid import uuid4
 import numpy as np
 import pyarrow as pa
 
-from rayfed.data.base import Dataset, Source, StoredSplit, check_labels, in_memory
+from rayfed.data.base import Dataset, Source, StoredSplit, check_labels, load_in_memory
 from rayfed.data.images import Encoded, PixelFormat, convert_depth, decode_images, read_pixel_format, resize
 from rayfed.data.mapped import PackedLayout
 from rayfed.errors import DataError
@@ -80,7 +80,7 @@ def _splits(source: Source) -> tuple[StoredSplit, StoredSplit, tuple[str, ...]]:
             "images with masks cannot be packed, because a packed file contains one class per image: use the original "
             "data set"
         )
-    train, test = in_memory(data.train_images), in_memory(data.test_images)
+    train, test = load_in_memory(data.train_images), load_in_memory(data.test_images)
     return StoredSplit(train, data.train_labels), StoredSplit(test, data.test_labels), data.classes
 
 

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from rayfed.data.encodings import UTF_8, decode_text, is_wide
 from rayfed.data.kinds import PARQUET, binary_kind, structured_kind
-from rayfed.data.layouts import DELIMITERS, TableLayout, detect_layout, irregular
+from rayfed.data.layouts import DELIMITERS, TableLayout, detect_layout, irregular_row_error
 from rayfed.data.numbers import ConvertedTable, with_numbers
 from rayfed.errors import DataError, nearest
 
@@ -143,7 +143,7 @@ def _separated(path: Path, content: bytes) -> Read:
         table = _with_codes(table, written)
         found = with_numbers(str(path), table, layout.delimiter, layout.delimiter == usual, written)
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
-        raise irregular(str(path), text, layout.start, layout.delimiter) from error
+        raise irregular_row_error(str(path), text, layout.start, layout.delimiter) from error
     notes = tuple(_notes(path, layout, usual, encoding, found))
     return Read(found.table, notes, layout.columns is None)
 

@@ -19,7 +19,7 @@ from torch.linalg import vector_norm
 from torch.nn import functional as F
 
 from rayfed.core import losses
-from rayfed.core.vectorised import in_turn, refusal
+from rayfed.core.vectorised import find_refusal, map_in_turn
 from rayfed.defences.base import Batch, Defence, GradientMethod, Task
 from rayfed.defences.sample_gradients import check_sample_gradients, needing_from_model
 from rayfed.errors import UserError
@@ -189,7 +189,7 @@ def _sample_gradients(task: Task, weights: Named, images: Tensor, labels: Tensor
     Both are differentiable with respect to the images.
     """
     if _vmap_refused(task, weights, images, labels):
-        gradients, logits = in_turn(partial(_by_autograd, task, weights))(images, labels)
+        gradients, logits = map_in_turn(partial(_by_autograd, task, weights))(images, labels)
     else:
         gradients, logits = _together(task, weights, images, labels)
     return sample_rows(gradients), logits
@@ -204,7 +204,7 @@ def _vmap_refused(task: Task, weights: Named, images: Tensor, labels: Tensor) ->
         gradients, logits = _together(own, weights, blank, torch.zeros_like(labels[:1]).expand(2, *labels.shape[1:]))
         torch.autograd.grad(sample_rows(gradients).sum() + logits.sum(), blank)
 
-    return bool(refusal(task.model, "dcs2", trial))
+    return bool(find_refusal(task.model, "dcs2", trial))
 
 
 def _together(task: Task, weights: Named, images: Tensor, labels: Tensor) -> tuple[Named, Tensor]:

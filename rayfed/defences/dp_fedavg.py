@@ -49,7 +49,7 @@ from rayfed.defences.private import Private
 from rayfed.errors import UserError
 from rayfed.privacy.accountant import Release
 from rayfed.privacy.printing import format_lower, format_upper
-from rayfed.privacy.sampling import add_noise, gaussian
+from rayfed.privacy.sampling import add_noise, sample_gaussian
 from rayfed.privacy.spending import PrivacySetting, Spending
 from rayfed.registry import component
 from rayfed.update import Named, Update
@@ -106,7 +106,7 @@ class DpFedAvg(Private):
             tensors = self.transform(task, {n: t.double() for n, t in sent.tensors.items()})
             part = self._part(task)
             step = step_of(self.clip, part)
-            noisy = add_noise(tensors, part, partial(gaussian, dtype=torch.float64), task.generator)
+            noisy = add_noise(tensors, part, partial(sample_gaussian, dtype=torch.float64), task.generator)
             rounded = {n: (torch.floor(t / step + 0.5) * step).to(sent.tensors[n]) for n, t in noisy.items()}
             return replace(sent, tensors=rounded, bits=32)
 

@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from rayfed.core.vectorised import over_samples
+from rayfed.core.vectorised import map_over_samples
 from rayfed.defences.base import Batch, GradientMethod, Task
 from rayfed.defences.declarations import normal_log_likelihood
 from rayfed.defences.noise import clip_factors, sample_norms, scaled_sum
@@ -23,7 +23,7 @@ from rayfed.gradients import vmap_refusal
 from rayfed.models.build import uses_batch_statistics
 from rayfed.privacy.accountant import Release
 from rayfed.privacy.printing import format_lower
-from rayfed.privacy.sampling import add_noise, gaussian
+from rayfed.privacy.sampling import add_noise, sample_gaussian
 from rayfed.privacy.spending import ClientWork, PrivacySetting, Spending
 from rayfed.registry import component
 from rayfed.update import Named
@@ -71,7 +71,7 @@ class DpSgd(Private):
                 for name, total in self.clipped_sum(each, task).items():
                     sums[name] += total
                 losses.append(loss)
-            sums = add_noise(sums, self.noise(task), gaussian, task.generator)
+            sums = add_noise(sums, self.noise(task), sample_gaussian, task.generator)
             mean = {name: s / task.batch_size for name, s in sums.items()}
             return mean, torch.cat(losses).mean() if losses else torch.tensor(torch.nan, device=batch.inputs.device)
 
@@ -142,5 +142,5 @@ def _each(next: GradientMethod, task: Task, weights: Named, batch: Batch) -> tup
         return next(task, weights, Batch(image[None], label[None]))
 
     refused = vmap_refusal(task.model, weights, task.buffers, batch.inputs[:1], batch.labels[:1])
-    found: tuple[Named, Tensor] = over_samples(one, together=not refused)(batch.inputs, batch.labels)
+    found: tuple[Named, Tensor] = map_over_samples(one, together=not refused)(batch.inputs, batch.labels)
     return found

@@ -31,7 +31,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rayfed.core import seeds
 from rayfed.core.number_types import check_types
-from rayfed.core.vectorised import in_turn, refusal
+from rayfed.core.vectorised import find_refusal, map_in_turn
 from rayfed.defences.base import Batch, Defence, GradientMethod, Task
 from rayfed.defences.declarations import straight_through
 from rayfed.defences.sample_gradients import needing_from_model
@@ -168,8 +168,8 @@ def sensitivity(model: nn.Module, weights: Named, buffers: Named, root: Batch, g
     own, chunk = copy_model(model).eval(), max(1, _SLOPES_AT_ONCE // sum(w.numel() for w in weights.values()))
     together = vmap(partial(_squares, own, weights, buffers), chunk_size=chunk)
     blank = tuple(torch.zeros_like(t[:1]).expand(2, *t.shape[1:]) for t in (root.inputs, root.labels, signs))
-    if refusal(model, "sensitivity", lambda: together(*blank)):
-        found = in_turn(partial(_squares_by_autograd, own, weights, buffers))(root.inputs, root.labels, signs)
+    if find_refusal(model, "sensitivity", lambda: together(*blank)):
+        found = map_in_turn(partial(_squares_by_autograd, own, weights, buffers))(root.inputs, root.labels, signs)
     else:
         found = together(root.inputs, root.labels, signs)
     return {name: square.mean().sqrt() for name, square in found.items()}

@@ -14,12 +14,12 @@ from rayfed.defences.base import Defence, Task, UpdateMethod
 from rayfed.defences.declarations import laplace_log_likelihood, normal_log_likelihood
 from rayfed.privacy.accountant import Release
 from rayfed.privacy.printing import format_lower
-from rayfed.privacy.sampling import Draw, add_noise, gaussian, laplace
+from rayfed.privacy.sampling import Draw, add_noise, sample_gaussian, sample_laplace
 from rayfed.privacy.spending import PrivacySetting, Spending
 from rayfed.registry import component
 from rayfed.update import Named, Update
 
-_DRAWS: dict[str, Draw] = {"gaussian": gaussian, "laplace": laplace}
+_DRAWS: dict[str, Draw] = {"gaussian": sample_gaussian, "laplace": sample_laplace}
 
 
 _BLOCK = 1024

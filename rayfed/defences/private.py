@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, field_validator, model_validator
 
 from rayfed.defences.base import Defence
-from rayfed.privacy.accountant import Method, Release, least_noise
+from rayfed.privacy.accountant import Method, Release, find_least_noise
 from rayfed.privacy.spending import PrivacySetting
 from rayfed.registry import component
 
@@ -43,7 +43,7 @@ class Private(Defence):
         """Return a copy with the noise multiplier that the epsilon needs in this run."""
         if self.epsilon is None:
             return self
-        noise = least_noise(lambda z: self.released(setting, z), self.epsilon, self.delta, accountant)
+        noise = find_least_noise(lambda z: self.released(setting, z), self.epsilon, self.delta, accountant)
         return replace(self, noise_multiplier=noise, epsilon=None)
 
     def released(self, setting: PrivacySetting, multiplier: float) -> tuple[Release, ...]:

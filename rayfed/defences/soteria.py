@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.func import jvp, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from rayfed.core.vectorised import refusal
+from rayfed.core.vectorised import find_refusal
 from rayfed.defences.base import Batch, Defence, GradientMethod, Task
 from rayfed.defences.declarations import straight_through
 from rayfed.defences.sample_gradients import needing_from_model
@@ -122,7 +122,7 @@ class Soteria(Defence):
 
         blank = torch.zeros_like(batch.inputs[:1])
         trial = partial(self._norms, features, blank, torch.Generator(), in_turn=False)
-        in_turn = bool(refusal(task.model, f"soteria {self.jacobian}", trial))
+        in_turn = bool(find_refusal(task.model, f"soteria {self.jacobian}", trial))
         return self._kept(features, batch.inputs, task.generator, in_turn)
 
     def _kept(self, features: Features, images: Tensor, generator: torch.Generator, in_turn: bool) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from rayfed.core import seeds
 from rayfed.defences.base import Batch, DataMethod, Defence, Task
 from rayfed.models.vae import Autoencoder
-from rayfed.privacy.sampling import laplace
+from rayfed.privacy.sampling import sample_laplace
 from rayfed.registry import component
 from rayfed.samples import Modality
 
@@ -80,7 +80,7 @@ class Vae(Defence):
 
     def noised(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Add Laplace noise to every pixel of the images (equations 7 and 8)."""
-        return images + self.sensitivity / self.epsilon * laplace(images.shape, generator).to(images)
+        return images + self.sensitivity / self.epsilon * sample_laplace(images.shape, generator).to(images)
 
     def _network(self, task: Task) -> Autoencoder:
         """Return the client's autoencoder from its state, or train it."""

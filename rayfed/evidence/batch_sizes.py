@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
-from rayfed.evidence.settings import MeanEstimate, Setting, estimate
+from rayfed.evidence.settings import MeanEstimate, Setting, estimate_mean
 
 LABEL_MEASURE = "label_accuracy"
 
@@ -43,5 +43,5 @@ def _shares(group: Sequence[Setting]) -> dict[int, MeanEstimate]:
         for row in setting.rows:
             if row.get("batch_size") is not None:
                 values.setdefault(row["batch_size"], []).append(row[LABEL_MEASURE])
-    estimates = {size: estimate(values[size]) for size in sorted(values)}
+    estimates = {size: estimate_mean(values[size]) for size in sorted(values)}
     return {size: one for size, one in estimates.items() if one}

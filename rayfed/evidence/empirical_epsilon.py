@@ -23,7 +23,7 @@ from math import inf, sqrt
 import numpy as np
 
 from rayfed.metrics.roc import Estimate, share
-from rayfed.privacy.accountant import Method, Release, guarantee
+from rayfed.privacy.accountant import Method, Release, compute_guarantee
 from rayfed.privacy.spending import Spending
 from rayfed.privacy.tradeoff import TradeOff
 
@@ -81,7 +81,7 @@ class _Mechanism:
         return [replace(release, multiplier=release.multiplier * times) for release in self.spent.releases]
 
     def epsilon(self, times: float) -> float:
-        return guarantee(self.scale_noise(times), self.spent.delta, self.accountant).epsilon
+        return compute_guarantee(self.scale_noise(times), self.spent.delta, self.accountant).epsilon
 
     def excess(self, hits: Estimate, alarms: Estimate, times: float) -> float:
         """Return how far the true positive rate exceeds the trade-off curve at a noise factor, by the intervals."""

@@ -19,7 +19,7 @@ from rayfed.evidence.attack_status import count_failed
 from rayfed.evidence.findings import compute_findings, explains, worst_state
 from rayfed.evidence.methods import closed_forms
 from rayfed.evidence.rows import Row, code_given, group_rows
-from rayfed.evidence.settings import estimate
+from rayfed.evidence.settings import estimate_mean
 from rayfed.evidence.training import ArmSummary, rounds_after_warm_up, summarise_arms
 from rayfed.evidence.verdicts import RunEvidence, choose_criterion, read_evidence
 from rayfed.metrics.measures import JUDGED, MEASURES, extreme_of
@@ -35,13 +35,13 @@ Alike = Callable[[Row], Any]
 """Returns the values that two arms must share to be compared, from a row of each."""
 
 
-def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
+def compute_outcomes(folder: RunFolder) -> list[dict[str, Any]]:
     """Return one row for every arm and attack of a run; `attack` is null for an arm that was not attacked.
 
     For a run that did not finish, only leaks are known, and other results are "not measured". The column `reason` is
     text and is missing: `rayfed.report.text.outcomes` adds it.
     """
-    scenario, status = folder.scenario(), exits.status(folder)
+    scenario, status = folder.scenario(), exits.read_status(folder)
     finished = exits.is_complete(status)
     rounds, attacks, inferences, privacy = (
         folder.read_table(name).to_pylist() for name in ("rounds", "attacks", "inferences", "privacy")
@@ -200,7 +200,7 @@ def _training_time(rounds: Sequence[Row]) -> dict[str, float | None]:
 
     A round in which a process warms up counts as the mean of the others.
     """
-    found = estimate([row["actor_seconds"] or 0.0 for row in rounds_after_warm_up(rounds)])
+    found = estimate_mean([row["actor_seconds"] or 0.0 for row in rounds_after_warm_up(rounds)])
     if found is None:
         return {"train_seconds": None, "train_seconds_half": None}
     half = None if found.high is None else len(rounds) * (found.high - found.mean)
@@ -213,7 +213,7 @@ def _majority_accuracy(rounds: Sequence[Row]) -> float | None:
     return evaluated[-1] if evaluated else None
 
 
-def for_the_attacker(values: Iterable[float | None], measure: str) -> float | None:
+def select_most_leaking(values: Iterable[float | None], measure: str) -> float | None:
     """Return the value of a measure that shows the most leakage; None without values."""
     known = [v for v in values if v is not None]
     return (min if MEASURES[measure].higher_is_better else max)(known, default=None)

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from rayfed.errors import UserError, nearest
 from rayfed.evidence.figures import SHOWN
-from rayfed.evidence.settings import Setting, describes_attacks, describes_samples, estimate
+from rayfed.evidence.settings import Setting, describes_attacks, describes_samples, estimate_mean
 from rayfed.evidence.victims import Victim
 from rayfed.metrics.measures import MEASURES
 
@@ -220,7 +220,7 @@ def _difference(group: PairGroup, reference: PairGroup, measure: str) -> PairedD
 
 def _test(difference: PairedDifference, values: np.ndarray) -> PairedDifference:
     """Return the difference with the mean of the values, its interval and p values, as far as they exist."""
-    mean = estimate(values.tolist())
+    mean = estimate_mean(values.tolist())
     if mean is None:
         return difference
     from scipy import stats  # slow import (about 1 s)

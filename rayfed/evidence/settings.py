@@ -153,8 +153,8 @@ class Setting:
     @property
     def useless(self) -> bool:
         """Return whether the trained model is useless: its mean accuracy does not exceed the majority class's."""
-        accuracy = estimate([row.get("test_accuracy") for row in self.rows])
-        majority = estimate([row.get("baseline_accuracy") for row in self.rows])
+        accuracy = estimate_mean([row.get("test_accuracy") for row in self.rows])
+        majority = estimate_mean([row.get("baseline_accuracy") for row in self.rows])
         return accuracy is not None and majority is not None and accuracy.mean <= majority.mean
 
     @property
@@ -200,7 +200,7 @@ class Setting:
         return self.source, self.arm, repr(self.fields)
 
 
-def settings(
+def group_settings(
     rows: Sequence[Row], fields: Sequence[str] = (), source: str = "", scenario: Row | None = None
 ) -> list[Setting]:
     """Return the outcomes grouped by arm, attack and swept values; exclude failed and stopped trials.
@@ -255,7 +255,7 @@ def _over_repeats(name: str, group: Sequence[Row]) -> MeanEstimate | None:
         if len(bounds) < len(values):
             return None
         return MeanEstimate(max(bounds), max(bounds), max(bounds), len(bounds))
-    found = estimate(values)
+    found = estimate_mean(values)
     if found is None:
         return None
     half = group[0].get("train_seconds_half")
@@ -264,7 +264,7 @@ def _over_repeats(name: str, group: Sequence[Row]) -> MeanEstimate | None:
     return found.within(name)
 
 
-def estimate(values: Sequence[float | None]) -> MeanEstimate | None:
+def estimate_mean(values: Sequence[float | None]) -> MeanEstimate | None:
     """Return the mean of the finite values with an interval; None without finite values."""
     known = [float(v) for v in values if v is not None and isfinite(v)]
     if not known:

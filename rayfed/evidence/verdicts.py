@@ -221,7 +221,7 @@ def read_evidence(folder: RunFolder) -> RunEvidence:
     The table is missing for an older run and for a run that has not ended. It is on other results if the driver died
     after it resumed a run.
     """
-    scenario, finished = folder.scenario(), exits.is_complete(exits.status(folder))
+    scenario, finished = folder.scenario(), exits.is_complete(exits.read_status(folder))
     attacks, inferences = (folder.read_table(name).to_pylist() for name in ("attacks", "inferences"))
     stored = RunEvidence(scenario, attacks, inferences, finished, _stored_rows(folder))
     return stored if stored.is_current else collect_evidence(scenario, attacks, inferences, finished)

@@ -65,7 +65,7 @@ def _unwrap(model: nn.Module, to_undo: Callable[[Callable[[], Any]], Any]) -> nn
     """Unwrap a model, and pass functions that undo the changes to `to_undo`."""
     top = _innermost(model)
     if top is not model and losses.get_loss(model) is not losses.DEFAULT:
-        losses.attach(top, losses.get_loss(model))
+        losses.attach_loss(top, losses.get_loss(model))
     for module in list(top.modules()):
         for name, child in list(module._modules.items()):
             if child is not None and (inner := _innermost(child)) is not child:

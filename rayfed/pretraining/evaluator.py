@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.optim import Adam
 
 from rayfed.core import seeds
-from rayfed.data.base import in_memory
+from rayfed.data.base import load_in_memory
 from rayfed.data.images import resize
 from rayfed.errors import DataError
 from rayfed.models.evaluator import Evaluator
@@ -108,7 +108,7 @@ def make(
 def public_images(spec: DataSpec) -> np.ndarray:
     """Return the public training images (N, C, H, W) as uint8, or all training images if none are public."""
     data = spec.load()
-    images = in_memory(data.train_images if data.public_images is None else data.public_images)
+    images = load_in_memory(data.train_images if data.public_images is None else data.public_images)
     return images if images.dtype == np.uint8 else (images >> 8).astype(np.uint8)
 
 

@@ -20,7 +20,7 @@ from torch.optim import Adam
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from rayfed.core import seeds
-from rayfed.data.base import in_memory
+from rayfed.data.base import load_in_memory
 from rayfed.errors import DataError, UserError
 from rayfed.models.dcgan import Critic, Generator
 from rayfed.models.pretrained import Origin, is_trained, save_generator
@@ -100,7 +100,7 @@ def make(spec: DataSpec, path: Path, epochs: int | None, seed: int, progress: Pr
             "data.public: a generator is trained on images that no client owns, but there are none; "
             "set a share of the training samples aside, for example `public: 0.1`"
         )
-    images = in_memory(data.public_images)
+    images = load_in_memory(data.public_images)
     epochs = epochs or ceil(_STEPS / max(1, len(images) // _BATCH))
     origin = Origin(spec.model_dump(mode="json"), sha256(images.tobytes()).hexdigest(), seed, epochs)
     if is_trained(path, origin):

@@ -25,7 +25,7 @@ from torch.func import functional_call
 from rayfed.attacks.forward_probe import without_tracking
 from rayfed.core import seeds
 from rayfed.core.documents import dump_yaml
-from rayfed.data.base import in_memory
+from rayfed.data.base import load_in_memory
 from rayfed.defences.ats import Ats
 from rayfed.defences.base import Batch, Task
 from rayfed.defences.transformations import NAMES
@@ -154,7 +154,7 @@ def examiner_of(scenario: Scenario, images: int, epochs: int, seed: int) -> Exam
             f"set a larger share of the training samples aside, for example `public: 0.3`"
         )
     assert data.public_labels is not None
-    pixels = data.sample.tensor(in_memory(data.public_images))
+    pixels = data.sample.tensor(load_in_memory(data.public_images))
     labels = torch.from_numpy(data.public_labels)
     bare = replace(next(iter(resolve(scenario).values())), model=scenario.model, defences=[])
     net = build_arm(bare, data.sample, len(data.classes), scenario.seed).model

@@ -19,7 +19,7 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import OneCycleLR
 
 from rayfed.core import seeds
-from rayfed.data.base import Dataset, in_memory
+from rayfed.data.base import Dataset, load_in_memory
 from rayfed.errors import DataError
 from rayfed.metrics.identity import Identity
 from rayfed.metrics.top import TOP
@@ -135,12 +135,12 @@ def faces(data: Dataset) -> tuple[np.ndarray, np.ndarray]:
     If no data are public, these are all training images of the clients.
     """
     if data.public_images is None or data.public_labels is None:
-        return in_memory(data.train_images), data.train_labels
-    return in_memory(data.public_images), data.public_labels
+        return load_in_memory(data.train_images), data.train_labels
+    return load_in_memory(data.public_images), data.public_labels
 
 
 def held_out(path: Path, data: Dataset) -> dict[str, float]:
     """Return the top-k metrics (`TOP`), 0..1, of a file's recogniser on the test images."""
     asked, labels = Identity(str(path), data.classes), torch.from_numpy(data.test_labels)
-    places = asked(labels, data.sample.tensor(in_memory(data.test_images)))
+    places = asked(labels, data.sample.tensor(load_in_memory(data.test_images)))
     return {name: float((places <= k).double().mean()) for name, k in TOP.items()}

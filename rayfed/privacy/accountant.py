@@ -68,7 +68,7 @@ class Guarantee:
     accountant: Method
 
 
-def guarantee(releases: Iterable[Release], delta: float, method: Method | None = None) -> Guarantee:
+def compute_guarantee(releases: Iterable[Release], delta: float, method: Method | None = None) -> Guarantee:
     """Return the (epsilon, delta) guarantee of the unit (sample or client) with the largest epsilon.
 
     Each release is about another unit. The default method is `pld`, or `rdp` if only that supports the sampling.
@@ -92,7 +92,7 @@ def _worst(releases: Sequence[Release], delta: float, method: Method | None) -> 
     return worst, found
 
 
-def least_noise(
+def find_least_noise(
     releases: Callable[[float], Sequence[Release]], epsilon: float, delta: float, method: Method | None
 ) -> float:
     """Return the smallest noise multiplier with which the releases satisfy (epsilon, delta), to about three digits.
@@ -116,7 +116,7 @@ def _least_noise(
     from scipy.optimize import brentq
 
     def excess(multiplier: float, used: Method | None) -> float:
-        return log(max(guarantee(releases(multiplier), delta, used).epsilon, _TINY) / epsilon)
+        return log(max(compute_guarantee(releases(multiplier), delta, used).epsilon, _TINY) / epsilon)
 
     quick: Method = "rdp"  # its noise suffices for the tight accountant, too, and is fast to compute
     high = 1.0

@@ -23,7 +23,7 @@ LARGE = 10.0
 another."""
 
 
-def caution(epsilon: float) -> str:
+def caution_text(epsilon: float) -> str:
     """Return a warning to append to a weak privacy guarantee; empty for smaller epsilons."""
     return f" (WEAK: epsilon above {LARGE:g})" if epsilon >= LARGE else ""
 

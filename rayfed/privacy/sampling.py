@@ -50,7 +50,7 @@ class SecureGenerator(torch.Generator):
         return (np.frombuffer(self._stream.read(8 * size), "<u8") >> 11).reshape(shape) * 2.0**-53
 
 
-def generator(key: bytes, secure: bool) -> torch.Generator:
+def make_generator(key: bytes, secure: bool) -> torch.Generator:
     """Return a generator for noise from a key, which is cryptographically secure if `secure` is true."""
     return SecureGenerator(key) if secure else seeds.torch_generator(key)
 
@@ -59,7 +59,7 @@ Draw = Callable[[torch.Size, torch.Generator], Tensor]
 """Function that samples noise of width 1, on the CPU so that all devices get equal values."""
 
 
-def gaussian(shape: torch.Size, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> Tensor:
+def sample_gaussian(shape: torch.Size, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> Tensor:
     """Sample standard normal noise of a given shape and dtype.
 
     Secure numbers are (X1 + X2 + X3 + X4) / 2 in float64 for every dtype, each X from the cosine of Box and Muller. The
@@ -70,7 +70,7 @@ def gaussian(shape: torch.Size, generator: torch.Generator, dtype: torch.dtype =
     return torch.randn(shape, generator=generator, dtype=dtype)
 
 
-def laplace(shape: torch.Size, generator: torch.Generator) -> Tensor:
+def sample_laplace(shape: torch.Size, generator: torch.Generator) -> Tensor:
     """Sample Laplace noise of scale 1 and of a given shape.
 
     Secure numbers are computed in float64, as sums of two products of normal numbers. Other numbers are the difference

@@ -16,7 +16,7 @@ from typing import Self
 from rayfed.core.questions import Question, RoundSession
 from rayfed.crypto.encryptor import Encryptor, Keys
 from rayfed.crypto.keys import derive, lock, unlock
-from rayfed.crypto.layout import single
+from rayfed.crypto.layout import to_single
 from rayfed.crypto.packing import apportion
 from rayfed.errors import ProtectionError
 from rayfed.protections.channel import ClientRound, Opened, SecureChannel
@@ -120,7 +120,7 @@ class EncryptedChannel(SecureChannel[Encrypted, Ciphertexts]):
                 f"an encrypted sum of round {encrypted.round} was sent in round {round} and is not decrypted"
             )
         tensors, buffers, weight = self.encryptor.open(self._own_keys, encrypted, alone)
-        return single(tensors), single(buffers), weight
+        return to_single(tensors), to_single(buffers), weight
 
     def check_present(self, clients: Collection[int]) -> None:
         """Raise `ProtectionError` unless the clients of a sum are the round's clients.

@@ -22,8 +22,8 @@ from pydantic import Field, model_validator
 
 from rayfed.crypto.encryptor import count_beyond, describe_resolution
 from rayfed.crypto.keys import derive
-from rayfed.crypto.layout import UpdateLayout, flatten_update, single
-from rayfed.crypto.masking import MaskingSetting, Participant, Transcript, expand
+from rayfed.crypto.layout import UpdateLayout, flatten_update, to_single
+from rayfed.crypto.masking import MaskingSetting, Participant, Transcript, expand_mask
 from rayfed.crypto.packing import FixedPoint
 from rayfed.crypto.session import Advertise, Agree, Confirm, MaskingSession, Peers, Reveal, ShareSecrets
 from rayfed.errors import ProtectionError, UserError
@@ -223,7 +223,7 @@ class MaskedChannel(SecureChannel[Masked, Masked]):
         It reveals nothing about the mask that is sent, and cannot be used in the sum.
         """
         vector = self._vector(update, weight)
-        return _masked(update, (update.client,), vector + expand(secrets.token_bytes(32), len(vector)))
+        return _masked(update, (update.client,), vector + expand_mask(secrets.token_bytes(32), len(vector)))
 
     def clipped(self, update: Update) -> int:
         """Return the number of an update's values that exceed the protection's clip bounds."""
@@ -268,7 +268,7 @@ class MaskedChannel(SecureChannel[Masked, Masked]):
         assert session.opened is not None
         p, layout = self.protection, UpdateLayout(session.masked.tensors, session.masked.buffers)
         values = p.code.decode(session.opened[:-1], layout.bounds(p.clip, p.clip_buffers))
-        tensors, buffers = (single(part) for part in layout.split_by_name(values))
+        tensors, buffers = (to_single(part) for part in layout.split_by_name(values))
         return tensors, buffers, int(session.opened[-1])
 
     @property

@@ -87,7 +87,7 @@ def make_sweep_filter(sweep: SweepFolder) -> Samples:
     return make_sample_filter([sweep.scenario, *trials])
 
 
-def warning(folder: RunFolder) -> str | None:
+def find_warning(folder: RunFolder) -> str | None:
     """Return a warning about samples in the folder of a run or sweep; None without samples, or if all are public."""
     if is_sweep(folder):
         sweep = SweepFolder(folder)

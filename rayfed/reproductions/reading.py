@@ -19,7 +19,7 @@ from rayfed.metrics.measures import MEASURES
 from rayfed.reproductions.kinds import Attacker, Comparison, Direction, Size
 from rayfed.scenario import with_changes
 from rayfed.scenario.components import Section
-from rayfed.scenario.paths import put
+from rayfed.scenario.paths import set_field
 from rayfed.store.schemas import OUTCOME_COLUMNS, TABLES
 
 Convention = Literal["root_psnr", "root_mse"]
@@ -268,7 +268,7 @@ class Reproduction(Section):
         changed = {Size.REDUCED: self.reduced, Size.PAPER: {}, Size.GPU: self.gpu}[size]
         for path, value in changed.items():
             try:
-                put(document, path, value)
+                set_field(document, path, value)
             except KeyError as error:
                 reason = f"there is no '{path}' in the scenario: {error.args[0]}"
                 raise ScenarioError(f"{self.title}: `{size}`: {reason}") from None

@@ -33,7 +33,7 @@ from rayfed.evidence.verdicts import VERDICTS, RunEvidence, Verdict, read_eviden
 from rayfed.evidence.victims import Victim, estimate_over_victims, victims_by_attack
 from rayfed.report.text.outcomes import with_reason_texts
 from rayfed.report.text.settings import UNFINISHED
-from rayfed.results.notebook import html
+from rayfed.results.notebook import make_html
 from rayfed.results.pictures import Picture
 from rayfed.results.sweep_folder import SweepFolder, is_sweep
 from rayfed.store import exits
@@ -98,7 +98,7 @@ class Results(ABC):
 
     def settings(self, source: str = "") -> list[Setting]:
         """Return the outcomes grouped by arm, attack and swept values, with intervals over repeats."""
-        found = settings.settings(self.outcomes().to_pylist(), self.fields, source, self.scenario)
+        found = settings.group_settings(self.outcomes().to_pylist(), self.fields, source, self.scenario)
         return mark_idle(mark_outdone(found, self.scenario), self.scenario)
 
     @abstractmethod
@@ -134,7 +134,7 @@ class Results(ABC):
         """Return the rows of `attacks` grouped by arm, setting and attack."""
 
     def _repr_html_(self) -> str:
-        return html(repr(self), self.settings())
+        return make_html(repr(self), self.settings())
 
     def _check(self, name: str) -> None:
         if name not in self.tables:
@@ -148,7 +148,7 @@ class Results(ABC):
     @property
     def status(self) -> dict[str, Any]:
         """Return the progress: `state`, `error`, `rounds_done` of `rounds` or `trials_done`; empty before the start."""
-        return exits.status(self.folder)
+        return exits.read_status(self.folder)
 
 
 class Run(Results):
@@ -160,7 +160,7 @@ class Run(Results):
         return f"Run {self.url}: {status.get('state', 'unknown')}, {far}" + (f"; arms: {arms}" if arms else "")
 
     def _repr_html_(self) -> str:
-        return html(repr(self), self.settings(), self.worst())
+        return make_html(repr(self), self.settings(), self.worst())
 
     def __getattr__(self, name: str) -> pa.Table:
         if name not in TABLES:
@@ -188,7 +188,7 @@ class Run(Results):
         if name == VERDICTS:
             return table_from(self.evidence().rows, Finding)
         if name == OUTCOMES:
-            return outcomes.outcomes_table(with_reason_texts(outcomes.outcomes(self.folder)))
+            return outcomes.outcomes_table(with_reason_texts(outcomes.compute_outcomes(self.folder)))
         return self.folder.read_table(name)
 
     @property

@@ -22,7 +22,7 @@ _PIXELS = 84
 """Height and width of an image on the page."""
 
 
-def html(title: str, settings: Sequence[Setting], worst: Sequence[tuple[Picture, Row]] = ()) -> str:
+def make_html(title: str, settings: Sequence[Setting], worst: Sequence[tuple[Picture, Row]] = ()) -> str:
     """Return static HTML with a table of settings and pictures, without scripts or external resources.
 
     `worst` contains pictures with their rows of `attacks`.

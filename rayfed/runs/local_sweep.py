@@ -70,7 +70,7 @@ def _play_setting(recorder: SweepRecorder, setting: Mapping[str, Any]) -> dict[s
         for one in trials:
             run = recorder.folder.trial(f"{TRIALS}/{one.name}")
             runner.launch_in(run, make_trial_scenario(recorder.scenario, one), local, Progress())
-            played.append(outcomes.outcomes(run))
+            played.append(outcomes.compute_outcomes(run))
     except Exception as error:
         if classify_exit(error) != "failed":
             raise  # quitting a debugger stops the sweep

@@ -33,7 +33,7 @@ Undeclared = Mapping[tuple[str, str], Doubt]
 """(Arm, attack title) -> why the declarations of the arm's defences say nothing."""
 
 
-def unreachable(scenario: Scenario, undeclared: Undeclared | None = None) -> list[str]:
+def find_unreachable(scenario: Scenario, undeclared: Undeclared | None = None) -> list[str]:
     """Return one line for each reason why an arm with defences can only have the verdict "leaks" or "not measured"."""
     document = scenario.model_dump(mode="json")
     reasons: dict[str, dict[str, None]] = {}

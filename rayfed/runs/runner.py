@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from rayfed import scenario as scenarios
-from rayfed.data.partitions.base import label_mix
+from rayfed.data.partitions.base import count_labels
 from rayfed.errors import RunError, ScenarioError
 from rayfed.report.text.guarantees import guarantee_lines
 from rayfed.report.text.weights import initial_weights
@@ -28,7 +28,7 @@ from rayfed.scenario import Scenario
 from rayfed.simulation.client.server_message import Sent
 from rayfed.simulation.executors.base import Execution
 from rayfed.simulation.gpus import with_devices
-from rayfed.simulation.inputs import Inputs, prepare, scorer
+from rayfed.simulation.inputs import Inputs, make_scorer, prepare_inputs
 from rayfed.simulation.progress import Progress
 from rayfed.simulation.rounds.attacks import LoadStates
 from rayfed.simulation.rounds.federation import Federation
@@ -73,9 +73,9 @@ def launch(scenario: Scenario, out: str | None, execution: Execution, progress: 
 
     Raises `UserError` for invalid input. After any error, the folder has the status of the run.
     """
-    inputs = prepare(scenario.model_copy(update={"sweep": None}), gpus=execution.num_gpus(scenario))
+    inputs = prepare_inputs(scenario.model_copy(update={"sweep": None}), gpus=execution.num_gpus(scenario))
     _ = inputs.privacy  # raises errors of accounts and budgets before a folder is created
-    _tell(progress, *check_batches(inputs), *unreachable(inputs.scenario, find_undeclared(inputs)))
+    _tell(progress, *check_batches(inputs), *find_unreachable(inputs.scenario, find_undeclared(inputs)))
     folder = RunFolder.create(out or scenario.output.folder, scenario.name)
     with hold_lease(folder, progress.note) as held:
         checkpoint.begin(held)
@@ -95,14 +95,14 @@ def launch_in(folder: RunFolder, scenario: Scenario, execution: Execution, progr
 
 
 def _launch_in(folder: RunFolder, scenario: Scenario, execution: Execution, progress: Progress) -> None:
-    status = exits.status(folder)
+    status = exits.read_status(folder)
     if status.get("state") == "failed":
         raise RunError(status["error"])
     if status:
         check_streams(folder)
     saved, over = checkpoint.load(folder), status.get("state") == "finished"
     gpus = gpus_of_run(saved, scenario, execution)
-    inputs = prepare(scenario if over else with_key(scenario, folder, saved), gpus=gpus)
+    inputs = prepare_inputs(scenario if over else with_key(scenario, folder, saved), gpus=gpus)
     check_same(folder, saved, inputs.scenario)
     if over:
         run_key.remove_key(folder)  # the process may have died before deleting the key
@@ -120,7 +120,7 @@ def resume(path: str, execution: Execution, progress: Progress, extend: bool = F
     is nothing to resume, or if finished rounds had another scenario, and `LeaseError` if the run's driver is alive.
     """
     folder = RunFolder.open(path)
-    if exits.status(folder).get("kind") == "attack":
+    if exits.read_status(folder).get("kind") == "attack":
         raise RunError(
             f"{folder.url}: nothing to resume, because this run has attacks without training; use `rayfed attack` or "
             "`rayfed audit` again"
@@ -134,7 +134,7 @@ def resume(path: str, execution: Execution, progress: Progress, extend: bool = F
 def _resume(folder: RunFolder, execution: Execution, progress: Progress, extend: bool) -> None:
     scenario = scenarios.parse(folder.read_text(SCENARIO), f"{folder.url}/{SCENARIO}")
     saved = checkpoint.load(folder)
-    inputs = prepare(with_key(scenario, folder, saved), gpus=gpus_of_run(saved, scenario, execution))
+    inputs = prepare_inputs(with_key(scenario, folder, saved), gpus=gpus_of_run(saved, scenario, execution))
     check_same(folder, saved, inputs.scenario, extend)
     rounds = max(inputs.limits.values())
     if saved and saved.round + 1 >= rounds and is_finished(folder):
@@ -203,7 +203,7 @@ def attack(
     saved = _trained(run) if run else None
     gpus = execution.num_gpus(scenario)
     attacked_scenario = scenario.attacked_in(saved.round + 1 if saved else 0)
-    inputs = prepare(with_devices(attacked_scenario, gpus), rounds=scenario.federation.rounds, gpus=gpus)
+    inputs = prepare_inputs(with_devices(attacked_scenario, gpus), rounds=scenario.federation.rounds, gpus=gpus)
     attacked = _Attacked()
     if run and saved and arm:
         source = f"arm {arm} of {PurePosixPath(run).name}"
@@ -230,7 +230,7 @@ def attack_sent(
 
     `words` describes the weights.
     """
-    inputs = prepare(scenario.attacked_in(sent.round), gpus=execution.num_gpus(scenario))
+    inputs = prepare_inputs(scenario.attacked_in(sent.round), gpus=execution.num_gpus(scenario))
     state = {"weights": sent.weights, "buffers": sent.buffers, "state": {}, "memory": {}}
     saved = checkpoint.Checkpoint(sent.round - 1, {account.name: state for account in inputs.accounts})
     attacked = _Attacked(saved, words=words, given=True)
@@ -416,7 +416,7 @@ def _federation(
         for message in (*([changed] if changed else []), *inputs.remarks, *inputs.encryption):
             progress.note(message)
         if scenario.attacks:
-            for message in scorer(scenario, inputs.data).unavailable():
+            for message in make_scorer(scenario, inputs.data).unavailable():
                 progress.note(message)
         yield federation, lambda: record.add(executor.machines())
 
@@ -433,7 +433,7 @@ def _check_data(folder: RunFolder, saved: checkpoint.Checkpoint | None, inputs: 
 def _partition_table(inputs: Inputs) -> pa.Table:
     """Return the table `partition`, built from columns for speed."""
     groups, names = inputs.data.groups
-    counts = label_mix(groups, inputs.parts, len(names))
+    counts = count_labels(groups, inputs.parts, len(names))
     clients, labels = np.indices(counts.shape, np.int32).reshape(2, -1)
     columns = [clients, labels, pa.DictionaryArray.from_arrays(labels, names).cast(pa.string()), counts.reshape(-1)]
     return pa.table(columns, schema=TABLES["partition"])

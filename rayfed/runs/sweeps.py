@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rayfed import scenario as scenarios
 from rayfed.errors import LeaseError, RunError, plain, require_extra
 from rayfed.evidence import outcomes
-from rayfed.evidence.settings import Setting, estimate
+from rayfed.evidence.settings import Setting, estimate_mean
 from rayfed.results.sweep_folder import TRIALS, SweepFolder
 from rayfed.runs.environment import note_environment
 from rayfed.runs.preflight import unreachable
@@ -58,7 +58,7 @@ def sweep(scenario: Scenario, out: str | None, execution: SweepExecution, progre
         held.write_text("scenario.yaml", scenario.dump())
         held.write_text(BEGUN, json.dumps(_what_counts(scenario), indent=2))
         if scenario.sweep and not scenario.sweep.fields:  # the check does not cover varied fields
-            for line in unreachable(scenario):
+            for line in find_unreachable(scenario):
                 progress.note(line)
         execution(SweepRecorder(scenario, SweepFolder(held), trials, [], progress))
     return SweepFolder(files)
@@ -131,7 +131,7 @@ def make_trials(setting: Mapping[str, Any]) -> list[Trial]:
 def measure_objectives(runs: Sequence[Sequence[Mapping[str, Any]]], objectives: Sequence[str]) -> dict[str, float]:
     """Return the measured objectives of a setting: the values under the strongest attack, averaged over the repeats."""
     means = {
-        name: estimate([outcomes.for_the_attacker([row.get(name) for row in rows], name) for rows in runs])
+        name: estimate_mean([outcomes.select_most_leaking([row.get(name) for row in rows], name) for rows in runs])
         for name in objectives
     }
     return {name: found.mean for name, found in means.items() if found}
@@ -225,7 +225,7 @@ class SweepRecorder:
     def _outcome(self, trial: Trial, error: str | None) -> list[dict[str, Any]]:
         run = f"{TRIALS}/{trial.name}"
         folder = self.folder.trial(run)
-        status = exits.status(folder)
+        status = exits.read_status(folder)
         ended = exits.is_complete(status)
         known = {
             "trial": trial.name,
@@ -236,7 +236,7 @@ class SweepRecorder:
             "run": run,
             **{path: outcomes.table_value(value) for path, value in trial.values.items()},
         }
-        found = outcomes.outcomes(folder) if folder.exists("scenario.yaml") else []
+        found = outcomes.compute_outcomes(folder) if folder.exists("scenario.yaml") else []
         return [row | known for row in found] or [{"arm": trial.arm, "attack": None} | known]
 
     def _status(self, state: exits.Exit, error: str | None = None) -> None:

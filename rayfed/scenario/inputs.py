@@ -17,8 +17,8 @@ from rayfed import registry
 from rayfed.core.files import exists, find_in, in_package, local_path
 from rayfed.errors import UserError
 from rayfed.scenario.components import ModelSpec, write_out_models
-from rayfed.scenario.paths import get, put
-from rayfed.scenario.problems import specs
+from rayfed.scenario.paths import get_field, set_field
+from rayfed.scenario.problems import list_specs
 from rayfed.scenario.sections import Metrics
 from rayfed.scenario.system import System
 
@@ -58,12 +58,12 @@ class InputFolders:
         """Return a swept value with its file names resolved."""
         trial = copy.deepcopy(document) | {"sweep": None}
         try:
-            put(trial, path, value)
+            set_field(trial, path, value)
         except KeyError:
             return value  # the check of the sweep reports it
         write_out_models(trial)
         self._files(trial)
-        return get(trial, path)
+        return get_field(trial, path)
 
     def _modules(self, value: Any) -> None:
         """Resolve every `FILE.py:Name` in lists and mappings."""
@@ -116,7 +116,7 @@ class InputFolders:
 
 def _sections(document: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], dict[str, Any]]]:
     """Yield each section that may name files, with the types of its fields."""
-    for _, spec, value in specs(document):
+    for _, spec, value in list_specs(document):
         if isinstance(value, dict):
             yield {**_hints(spec), **_hints_of(spec.kind, value.get("name"))}, value
     model, arms = document.get("model"), document.get("arms")

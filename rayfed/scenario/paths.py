@@ -11,7 +11,7 @@ from rayfed.scenario.sections import ArmSpec
 _Holder = dict[str, Any] | list[Any]
 
 
-def put(document: dict[str, Any], path: str, value: Any) -> Place:
+def set_field(document: dict[str, Any], path: str, value: Any) -> Place:
     """Set a document's field at a path such as `training.lr`, and return the keys and indices of the field.
 
     A list entry is identified by its index, its `label`, or its `name` if that is unique. Missing sections are created.
@@ -24,8 +24,8 @@ def put(document: dict[str, Any], path: str, value: Any) -> Place:
     return place
 
 
-def get(document: dict[str, Any], path: str) -> Any:
-    """Return the value of a document's field at a path such as `training.lr`, written as for `put`."""
+def get_field(document: dict[str, Any], path: str) -> Any:
+    """Return the value of a document's field at a path such as `training.lr`, written as for `set_field`."""
     holder: Any
     holder, place = _find(document, path.split("."), ())
     return holder[place[-1]]

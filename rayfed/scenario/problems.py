@@ -158,7 +158,7 @@ def _fields_at(model: type[BaseModel], path: Place) -> list[str]:
     return list(model.model_fields)
 
 
-def specs(raw: Mapping[str, Any]) -> Iterator[tuple[Place, type[ComponentSpec], Any]]:
+def list_specs(raw: Mapping[str, Any]) -> Iterator[tuple[Place, type[ComponentSpec], Any]]:
     """Yield the path, specification class and value of every component in a scenario document."""
     single: dict[str, type[ComponentSpec]] = {
         "data": DataSpec,
@@ -187,7 +187,7 @@ def specs(raw: Mapping[str, Any]) -> Iterator[tuple[Place, type[ComponentSpec], 
 
 
 def _rules(path: Place, section: Any) -> Iterator[tuple[Place, type[ComponentSpec], Any]]:
-    """Yield a section's aggregation, protection and malicious clients, as `specs` does."""
+    """Yield a section's aggregation, protection and malicious clients, as `list_specs` does."""
     named: dict[str, type[ComponentSpec]] = {
         "aggregation": AggregationSpec,
         "protection": ProtectionSpec,
@@ -199,7 +199,7 @@ def _rules(path: Place, section: Any) -> Iterator[tuple[Place, type[ComponentSpe
 
 def component_problems(raw: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield a problem for each unknown component and each invalid parameter of a component."""
-    for path, spec, value in specs(raw):
+    for path, spec, value in list_specs(raw):
         value = expand_component(value)
         if not isinstance(value, dict) or not isinstance(value.get("name"), str):
             continue  # the check of the schema reports it

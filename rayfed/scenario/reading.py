@@ -15,7 +15,7 @@ from rayfed.registry import DOTTED_PATH, FILE_PATH
 from rayfed.scenario.components import expand_model, write_out_models
 from rayfed.scenario.inputs import Note, find_inputs
 from rayfed.scenario.modalities import modality_problems, with_loss, with_metrics, with_tokenizer
-from rayfed.scenario.paths import put
+from rayfed.scenario.paths import set_field
 from rayfed.scenario.problems import (
     JOINT,
     Problem,
@@ -174,7 +174,7 @@ def _apply(raw: dict[str, Any], change: str) -> Place:
     except ValueError as error:
         raise ScenarioError(f"--set {change}: the value is not valid YAML: {error}") from error
     try:
-        return put(raw, path, value)
+        return set_field(raw, path, value)
     except KeyError as error:
         raise ScenarioError(f"--set {change}: '{path}' not found; {error.args[0]}") from None
 

@@ -425,9 +425,9 @@ class Scenario(Section):
 
     def generator(self, *purpose: int | str) -> torch.Generator:
         """Return the random generator for a purpose, such as the noise of a client's defences in a round."""
-        from rayfed.privacy.sampling import generator
+        from rayfed.privacy.sampling import make_generator
 
-        return generator(self.secret(*purpose), self.privacy.secure)
+        return make_generator(self.secret(*purpose), self.privacy.secure)
 
     @property
     def played(self) -> dict[str, ArmSpec]:

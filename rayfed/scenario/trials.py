@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rayfed.errors import ScenarioError
-from rayfed.scenario.paths import put
+from rayfed.scenario.paths import set_field
 from rayfed.scenario.reading import check
 from rayfed.scenario.sections import Scenario
 from rayfed.scenario.sweep import Range, Sweep
@@ -101,7 +101,7 @@ def make_trial_scenario(scenario: Scenario, trial: Trial) -> Scenario:
     for path, value in trial.values.items():
         arm, rest = scenario.owner_of(path)
         try:
-            put(document["arms"][arm] if arm is not None else document, rest, value)
+            set_field(document["arms"][arm] if arm is not None else document, rest, value)
         except KeyError as error:
             raise ScenarioError(f"sweep.fields: '{path}' not found in the scenario; {error.args[0]}") from None
     return check(document, f"sweep trial with {_said(trial)}")

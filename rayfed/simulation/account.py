@@ -14,7 +14,7 @@ from rayfed.defences.dp_fedavg import DpFedAvg, counted
 from rayfed.defences.order import broken_by
 from rayfed.errors import UserError
 from rayfed.models.build import moves_buffers
-from rayfed.privacy.accountant import CONVERSIONS, Guarantee, guarantee
+from rayfed.privacy.accountant import CONVERSIONS, Guarantee, compute_guarantee
 from rayfed.privacy.printing import format_lower, format_upper
 from rayfed.privacy.spending import ClientWork, PrivacySetting, Spending
 from rayfed.privacy.tradeoff import PRIORS, TradeOff
@@ -203,7 +203,7 @@ class Account:
         for place, (spec, defence) in enumerate(zip(self.arm.spec.defences, self.arm.defences, strict=True)):
             spent = None if place in self._broken else defence.spends(setting)
             if spent is not None:
-                found[place] = (spec, spent, guarantee(spent.releases, spent.delta, accountant))
+                found[place] = (spec, spent, compute_guarantee(spent.releases, spent.delta, accountant))
         return found
 
     def _guarantees(self, rounds: int) -> list[tuple[str, Spending, Guarantee]]:

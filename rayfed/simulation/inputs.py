@@ -145,7 +145,7 @@ class Inputs:
             )
 
 
-def scorer(scenario: Scenario, data: Dataset) -> Scorer:
+def make_scorer(scenario: Scenario, data: Dataset) -> Scorer:
     """Return the scorer of reconstructions, with the scenario's metrics and the metrics that verdicts need."""
     asked, form = scenario.metrics, data.sample.modality
     of_masks = ["mask_iou"] if data.has_places and form == "pixels" else []
@@ -172,7 +172,7 @@ def _public(data: Dataset, most: int) -> Tensor | None:
     return data.sample.scored(data.sample.tensor(data.public_images[rows]))
 
 
-def prepare(
+def prepare_inputs(
     scenario: Scenario, rounds: int | None = None, data: Dataset | None = None, gpus: Mapping[str, int] | None = None
 ) -> Inputs:
     """Load the data, partition the samples among clients, and check every arm's model and attacks.

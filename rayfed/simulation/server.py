@@ -11,7 +11,7 @@ from rayfed.aggregation.base import InteractiveAggregation
 from rayfed.aggregation.server import GlobalModel, TreeFold
 from rayfed.aggregation.server_optimiser import ServerOptimiser
 from rayfed.core.questions import Memory, RoundSession, Tables
-from rayfed.privacy.sampling import generator
+from rayfed.privacy.sampling import make_generator
 from rayfed.scenario import ResolvedArm
 from rayfed.simulation.client.arm import Protecting, protected_aggregation
 from rayfed.simulation.client.server_message import Sent
@@ -136,7 +136,7 @@ class Server:
         The values include the aggregation rule's rows. `key` and `secure` determine the server's noise in the round.
         """
         aggregation, model = self._aggregations[arm], self._models[arm]
-        draws = generator(key, secure)
+        draws = make_generator(key, secure)
         if session := self._sessions.pop(arm, None):
             if session.aborted is None:
                 model.apply(*aggregation.combine(session, draws))

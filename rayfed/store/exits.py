@@ -33,7 +33,7 @@ def describe_interruption(error: BaseException) -> str:
     return str(error) if isinstance(error, Killed) else classify_exit(error)
 
 
-def status(files: Files) -> dict[str, Any]:
+def read_status(files: Files) -> dict[str, Any]:
     """Return the content of a run's or sweep's status.json; empty without this file.
 
     The state is `killed` if the driver has died, also if later drivers could not continue.

@@ -21,7 +21,7 @@ from rayfed.attacks.base import Inference, Reconstruction
 from rayfed.attacks.fit import fit_of, judged
 from rayfed.attacks.mixed import unmixed
 from rayfed.core import losses, seeds
-from rayfed.data.partitions.base import label_mix
+from rayfed.data.partitions.base import count_labels
 from rayfed.defences.base import Task
 from rayfed.errors import UserError
 from rayfed.metrics.inference import class_share, correct, nearest
@@ -176,7 +176,7 @@ def _holding(observed: ObservedClient) -> Tensor | None:
     runtime, training = observed.runtime, observed.training
     victims = plan.victims(runtime.scenario, observed.attack, observed.round, runtime.parts.sizes)
     parts = [runtime.parts[victim] for victim in victims]
-    held = label_mix(runtime.data.train_labels, parts, len(runtime.data.classes))
+    held = count_labels(runtime.data.train_labels, parts, len(runtime.data.classes))
     sizes = held.sum(1, keepdims=True)
     most = sizes if observed.attack.view.of_round else np.full_like(sizes, observed.attack.batch_size)
     used = np.vectorize(lambda size: trained_samples(int(size), training))(most)

@@ -37,7 +37,7 @@ from rayfed.simulation.client.runtime import ClientRuntime, Sent
 from rayfed.simulation.client.visit import ClientVisit
 from rayfed.simulation.executors.base import Call, Overdue
 from rayfed.simulation.executors.local import local
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.simulation.progress import Progress, SweepProgress
 from rayfed.store import files
 from rayfed.store.folder import RunFolder
@@ -112,7 +112,7 @@ def parsed(how: str = "none", clients: tuple[int, ...] = (), *changes: str, roun
 
 def cohort(scenario: Scenario, clients: list[int], states: dict[int, Any] | None = None) -> tuple[Any, Any]:
     """What a runtime makes of these clients in round 0."""
-    inputs = prepare(scenario)
+    inputs = prepare_inputs(scenario)
     runtime = ClientRuntime(scenario, inputs.data, inputs.parts, torch.device("cpu"))
     arm = build_arm(resolve(scenario)["odd"], inputs.data.sample, 10, scenario.seed)
     return runtime.cohort("odd", Sent(0, arm.weights, arm.buffers), clients, states or {})
@@ -147,7 +147,7 @@ def test_so_does_one_whose_work_others_need(how: str, reason: str) -> None:
 @pytest.mark.parametrize(("how", "reason"), HOWS[1:])  # to an attack, what is not finite is an update as well
 def test_so_does_one_that_an_attack_observes(how: str, reason: str) -> None:
     s = parsed(how, (2,), "attacks=[{name: analytic, rounds: [0], victims: [2], observes: gradient}]")
-    inputs = prepare(s)
+    inputs = prepare_inputs(s)
     runtime = ClientRuntime(s, inputs.data, inputs.parts, torch.device("cpu"))
     arm = build_arm(resolve(s)["odd"], inputs.data.sample, 10, s.seed)
     visit = ClientVisit("odd", Sent(0, arm.weights, arm.buffers), 2)
@@ -228,8 +228,8 @@ def test_nobody_left_is_no_partial_result() -> None:
 )
 def test_what_needs_every_client_cannot_drop_any(change: str, message: str) -> None:
     with pytest.raises(ScenarioError, match=f"federation.failures.then: drop is not .* arm 'odd': .*{message}"):
-        prepare(parsed("none", (), DROP, change))
-    prepare(parsed("none", (), change))
+        prepare_inputs(parsed("none", (), DROP, change))
+    prepare_inputs(parsed("none", (), change))
 
 
 @pytest.fixture(scope="module")

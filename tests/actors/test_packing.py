@@ -35,7 +35,7 @@ from rayfed.simulation.client.server_message import Sent
 from rayfed.simulation.executors.base import Call, Crashed, Done, Overdue
 from rayfed.simulation.executors.worker import ClientWorker
 from rayfed.simulation.gpus import KINDS, with_devices
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.simulation.machine import device_for
 from rayfed.store.checkpoint import Checkpoint
 from rayfed.store.folder import RunFolder
@@ -123,7 +123,7 @@ def test_an_unknown_need_is_a_whole_gpu_or_what_the_other_kind_leaves() -> None:
 
 
 def _worker(*changes: str, text: str = TEXT) -> ClientWorker:
-    inputs = prepare(scenarios.parse(text, changes=changes))
+    inputs = prepare_inputs(scenarios.parse(text, changes=changes))
     return ClientWorker(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
 
 
@@ -244,7 +244,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[dict[str, f
         if scenario.sweep:
             placed = packing.with_measured_shares(scenario)
         else:
-            placed = packing.with_shares(prepare(scenario, gpus=number), lambda _: None)
+            placed = packing.with_shares(prepare_inputs(scenario, gpus=number), lambda _: None)
         return {kind: getattr(placed.resources, kind).num_gpus for kind in KINDS}, _Played.calls
 
     return shares
@@ -341,7 +341,7 @@ def test_clients_observe_while_measured_whatever_attackers_compute_on(measured: 
 
 def test_auto_is_the_cpu_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    inputs = prepare(scenarios.parse(TEXT))
+    inputs = prepare_inputs(scenarios.parse(TEXT))
     assert {getattr(inputs.scenario.resources, kind).num_gpus for kind in KINDS} == {0}
     assert device_for("auto") == torch.device("cpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -24,7 +24,7 @@ from rayfed.runs import runner
 from rayfed.scenario import Scenario
 from rayfed.simulation.executors.base import Call
 from rayfed.simulation.executors.local import local
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.simulation.progress import Progress
 from rayfed.simulation.rounds.federation import Federation
 from rayfed.store.folder import RunFolder
@@ -101,7 +101,7 @@ def test_virtual_time_does_not_depend_on_the_executor(changes: tuple[str, ...], 
 def test_the_server_is_in_the_driver_where_it_only_adds(
     changes: tuple[str, ...], expected: bool, ray_session: None
 ) -> None:
-    assert only_adds(prepare(parsed(*changes))) == expected
+    assert only_adds(prepare_inputs(parsed(*changes))) == expected
 
 
 def test_no_attacker_starts_where_nobody_is_attacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,7 +387,7 @@ def test_resources_that_the_cluster_does_not_have(change: str, expected: str, tm
 def test_server_and_attackers_are_sent_no_data_and_no_seed(spied: Spied) -> None:
     """Every argument of their constructors and methods, searched for the scenario, the seed and raw images by value."""
     scenario = parsed(extra=ATTACK)
-    data = prepare(scenario).data
+    data = prepare_inputs(scenario).data
     pixels = [images for images in (data.train_images, data.test_images, data.public_images) if images is not None]
     raw = {
         image.tobytes() for images in pixels for i in images for image in (i, (i / np.float32(255)).astype(np.float32))

@@ -22,7 +22,7 @@ from rayfed.core.questions import Memory
 from rayfed.data.partitions.base import hold_out
 from rayfed.errors import ScenarioError, UserError
 from rayfed.simulation.client.runtime import ClientRuntime, Sent
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.update import Named, Update
 
 CPU = torch.device("cpu")
@@ -242,8 +242,8 @@ def test_a_rule_that_validates_wants_a_validation_share() -> None:
 
 
 def test_clients_train_on_what_they_have_not_held_out_in_all_arms() -> None:
-    whole = prepare(scenarios.parse(TEXT, changes=["federation.validation=0", "arms.boosted={}"]))
-    split = prepare(scenarios.parse(TEXT))
+    whole = prepare_inputs(scenarios.parse(TEXT, changes=["federation.validation=0", "arms.boosted={}"]))
+    split = prepare_inputs(scenarios.parse(TEXT))
     assert not len(whole.validation)
     for everything, trained, held in zip(whole.parts, split.parts, split.validation, strict=True):
         assert len(held) == round(0.25 * len(everything))
@@ -262,7 +262,9 @@ def runtime_of(inputs: Any) -> ClientRuntime:
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedsgd"])
 def test_the_matrix_is_what_the_clients_models_get_on_held_out_samples(algorithm: str) -> None:
-    inputs = prepare(scenarios.parse(TEXT, changes=[f"training.algorithm={algorithm}", "federation.server.lr=0.3"]))
+    inputs = prepare_inputs(
+        scenarios.parse(TEXT, changes=[f"training.algorithm={algorithm}", "federation.server.lr=0.3"])
+    )
     runtime, rule = runtime_of(inputs), FedBoosting()
     built = runtime.arm("boosted")
     sent = Sent(0, built.weights, built.buffers)
@@ -287,7 +289,7 @@ def test_the_matrix_is_what_the_clients_models_get_on_held_out_samples(algorithm
 def test_what_clients_tell_beside_their_updates_breaks_a_guarantee() -> None:
     noise = "[{name: dp_sgd, noise_multiplier: 1.0, clip: 1.0}]"
     changes = [f"arms.fedavg={noise}", f"arms.boosted={{aggregation: fedboosting, defences: {noise}}}"]
-    rows = {row["arm"]: row for row in prepare(scenarios.parse(TEXT, changes=changes)).privacy}
+    rows = {row["arm"]: row for row in prepare_inputs(scenarios.parse(TEXT, changes=changes)).privacy}
     assert rows["fedavg"]["epsilon"] > 0
     assert rows["boosted"].get("epsilon") is None
     assert "FedBoosting" in rows["boosted"]["note"]

@@ -21,7 +21,7 @@ from rayfed.aggregation.norm_bounding import NormBounding
 from rayfed.aggregation.server import TreeFold
 from rayfed.aggregation.trimmed_mean import TrimmedMean
 from rayfed.errors import UserError
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.update import Update
 
 ROBUST = [Median(), TrimmedMean(malicious=4), Krum(malicious=4), Krum(malicious=4, keep=7), GeometricMedian()]
@@ -173,9 +173,11 @@ def test_more_malicious_clients_than_a_rule_can_bear_are_told_before_a_round(
 ) -> None:
     text = f"{{name: t, model: mlp, federation: {{rounds: 40, {federation}, aggregation: {aggregation}}}}}"
     with pytest.raises(UserError, match=message):
-        prepare(scenarios.parse(text))
+        prepare_inputs(scenarios.parse(text))
 
 
 def test_as_many_as_it_can_bear_are_fine() -> None:
     for aggregation in ("{name: krum, malicious: 2, keep: 5}", "{name: trimmed_mean, malicious: 3}"):
-        prepare(scenarios.parse(f"{{name: t, federation: {{rounds: 1, clients: 7, aggregation: {aggregation}}}}}"))
+        prepare_inputs(
+            scenarios.parse(f"{{name: t, federation: {{rounds: 1, clients: 7, aggregation: {aggregation}}}}}")
+        )

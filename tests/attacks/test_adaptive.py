@@ -27,7 +27,7 @@ from rayfed.registry import component
 from rayfed.simulation.client.server_message import Sent
 from rayfed.simulation.client.visit import ObservationRequest, Truth
 from rayfed.simulation.executors.worker import ClientWorker
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.store.finding import State
 from rayfed.update import Observation
 from tests.helpers.attack_fixtures import psnr
@@ -53,7 +53,7 @@ def observe_defended(
         "arms": {"bare": [], "defended": [defence]},
         "attacks": [attack],
     }
-    inputs = prepare(scenario.parse(yaml.safe_dump(document)))
+    inputs = prepare_inputs(scenario.parse(yaml.safe_dump(document)))
     worker = ClientWorker(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
     seen, truths = [], []
     for account in inputs.accounts:

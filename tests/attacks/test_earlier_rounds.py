@@ -30,7 +30,7 @@ from rayfed.simulation.client import server_message as server
 from rayfed.simulation.client.visit import ClientVisit
 from rayfed.simulation.executors.local import local
 from rayfed.simulation.executors.worker import ClientWorker
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.simulation.progress import Progress
 from rayfed.store.folder import RunFolder
 from rayfed.threat_model.observations import ObservationBuilder
@@ -151,7 +151,7 @@ def test_a_round_that_is_not_finite_says_nothing_of_the_labels() -> None:
 
 def client(*changes: str) -> tuple[ClientWorker, list[server.Sent]]:
     """The clients' side, and three rounds' weights."""
-    inputs = prepare(parsed(*changes))
+    inputs = prepare_inputs(parsed(*changes))
     worker = ClientWorker(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"))
     model = worker.arm("none").model
     start, buffers = weights_of(model), buffers_of(model)
@@ -198,7 +198,7 @@ def test_rounds_that_cannot_be_matched_together_are_refused(changes: Sequence[st
     if "attacks.0.name=analytic" in changes:
         changes = [f"attacks=[{LOOKS.replace('idlg', 'analytic').replace('iterations: 2, ', '')}]"]
     with pytest.raises(UserError, match=message):
-        prepare(parsed(*changes))
+        prepare_inputs(parsed(*changes))
 
 
 def test_an_attack_without_a_training_has_no_earlier_rounds(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_an_attack_without_a_training_has_no_earlier_rounds(tmp_path: Path) -> N
 @pytest.mark.parametrize("defence", ["{name: top_k, k: 5, error_feedback: true}", "vae", "split"])
 def test_states_of_earlier_rounds_are_refused_before_the_first(defence: str) -> None:
     with pytest.raises(ScenarioError, match="arm 'own' has stateful clients"):
-        prepare(parsed(f"arms={{none: [], own: [{defence}]}}", "model={name: lenet}"))
+        prepare_inputs(parsed(f"arms={{none: [], own: [{defence}]}}", "model={name: lenet}"))
 
 
 @component

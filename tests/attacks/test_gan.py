@@ -19,7 +19,7 @@ from rayfed.samples import Pixels
 from rayfed.simulation.client.runtime import ClientRuntime
 from rayfed.simulation.client.visit import Truth
 from rayfed.simulation.executors.local import local
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.simulation.progress import Progress
 from rayfed.threat_model.observations import ObservationBuilder
 from rayfed.update import Observation
@@ -67,7 +67,7 @@ def test_a_class_that_is_not_there_is_not_applicable() -> None:
 
 def test_the_judge_knows_digits_and_shows_the_nearest_of_the_victims() -> None:
     scenario = scenarios.parse("{name: t, data: digits, federation: {rounds: 1, clients: 2}}")
-    inputs = prepare(scenario)
+    inputs = prepare_inputs(scenario)
     runtime = ClientRuntime(scenario, inputs.data, inputs.parts, torch.device("cpu"))
     images, labels = runtime._tensors(inputs.data.train_images, inputs.data.train_labels, inputs.parts[0][:200])
     known = runtime._tensors(inputs.data.test_images, inputs.data.test_labels, range(len(inputs.data.test_labels)))
@@ -89,7 +89,7 @@ def test_a_class_of_which_no_test_image_is_has_no_share(tmp_path: Path) -> None:
         "{name: t, data: {name: digits, size: 8, train_samples: 40, test_samples: 4}, federation: {rounds: 1, clients: "
         "2}, attacks: [{name: gan, target_class: 1, iterations: 1}, {name: gan, label: zero, iterations: 1}]}"
     )
-    assert set(prepare(scenario).data.test_labels) == {1, 3, 6, 8}
+    assert set(prepare_inputs(scenario).data.test_labels) == {1, 3, 6, 8}
     rows = runner.attack(scenario, None, str(tmp_path), local, Progress()).read_table("inferences").to_pylist()
     assert [(row["status"], row["value"] is None) for row in rows] == [("ok", False), ("not applicable", True)]
     assert "no test image has class 0" in rows[1]["message"]

@@ -29,7 +29,7 @@ from rayfed.models.pretrained import Origin, load_generator, save_generator
 from rayfed.pretraining.generator import GeneratorSize, train
 from rayfed.registry import build
 from rayfed.scenario import parse
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.update import Observation
 from tests.helpers.attack_fixtures import LENET, generators, images_of, observed
 
@@ -183,7 +183,7 @@ federation: {{rounds: 1, clients: 2}}
 attacks: [{{name: ggl, generator: '{file}'}}]
 """
     with pytest.raises(UserError, match="1x8x8 in 10 classes, but the data have 1x16x16"):
-        prepare(parse(scenario))
+        prepare_inputs(parse(scenario))
 
 
 def test_a_model_whose_head_is_a_convolution_shows_its_label(file: str) -> None:

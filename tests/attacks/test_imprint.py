@@ -22,7 +22,7 @@ from rayfed.scenario import AttackSpec, Training
 from rayfed.simulation.client.local import local_training, update_method
 from rayfed.simulation.client.runtime import ClientRuntime, Sent
 from rayfed.simulation.client.visit import ClientVisit
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.threat_model.observations import ObservationBuilder
 from rayfed.update import Observation
 from tests.helpers.images import large_digits
@@ -175,7 +175,7 @@ def test_the_host_sends_its_victims_the_tampered_model(observes: str) -> None:
         "{name: t, data: {name: digits, train_samples: 200}, model: lenet, federation: {rounds: 1, clients: 10},"
         " training: {epochs: 1, batch_size: 10}, defences: [{name: gaussian, sigma: 1e-7}]}"
     )
-    inputs = prepare(scenario)
+    inputs = prepare_inputs(scenario)
     runtime = ClientRuntime(scenario, inputs.data, inputs.parts, torch.device("cpu"))
     net = runtime.arm("gaussian").model
     sent = Sent(0, weights_of(net), buffers_of(net))

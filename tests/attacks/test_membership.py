@@ -20,7 +20,7 @@ from rayfed.gradients import buffers_of, gradient, weights_of
 from rayfed.scenario import AttackSpec
 from rayfed.simulation.client.runtime import ClientRuntime, Sent
 from rayfed.simulation.client.visit import ClientVisit, ObservationRequest, Truth
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.store.schemas import TABLES
 from rayfed.threat_model.observations import ObservationBuilder
 from rayfed.update import Observation
@@ -39,7 +39,7 @@ def runtime(
         f" hidden: [32]}}, partition: {partition}, federation: {{rounds: 1, clients: 20, validation: {validation}}},"
         f" arms: {arms}, training: {{epochs: {epochs}, batch_size: 10, lr: 0.1}}}}"
     )
-    inputs = prepare(scenario)
+    inputs = prepare_inputs(scenario)
     return ClientRuntime(scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
 
 
@@ -181,7 +181,7 @@ def test_a_held_out_sample_that_another_client_trains_on_is_no_candidate() -> No
     h = runtime(1)
     _, before = observed(h, 3)
     shared = next(c.sample for c in before.candidates if c.kind == "non-member")
-    h.parts = type(h.parts).of([*h.parts[:4], np.append(h.parts[4], shared), *h.parts[5:]])
+    h.parts = type(h.parts).from_indices([*h.parts[:4], np.append(h.parts[4], shared), *h.parts[5:]])
     _, after = observed(h, 3)
     assert shared not in [c.sample for c in after.candidates]
 
@@ -190,7 +190,9 @@ def test_a_run_without_such_an_attack_trains_on_the_same_samples() -> None:
     text = (
         "{name: t, data: {name: digits, size: 8, train_samples: 200}, federation: {rounds: 1, clients: 4}, attacks: %s}"
     )
-    parts = [prepare(scenarios.parse(text % a)).parts for a in ("[]", "[{name: membership, knowledge: [candidates]}]")]
+    parts = [
+        prepare_inputs(scenarios.parse(text % a)).parts for a in ("[]", "[{name: membership, knowledge: [candidates]}]")
+    ]
     assert all(np.array_equal(one, other) for one, other in zip(*parts, strict=True))
 
 
@@ -302,7 +304,7 @@ def test_inferences_pass_through_the_workers_into_their_own_table() -> None:
         "{name: gan, target_class: 3, iterations: 2, images: 2},"
         "{name: imprint, observes: gradient, batch_size: 4}]}"
     )
-    inputs = prepare(scenario)
+    inputs = prepare_inputs(scenario)
     client = ClientWorker(scenario, inputs.data, inputs.parts, torch.device("cpu"))
     attacker = AttackWorker(inputs.data.sample, 10, torch.device("cpu"))
     net = client.arm("none").model

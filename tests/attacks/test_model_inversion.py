@@ -20,7 +20,7 @@ from rayfed.scenario import AttackSpec, Scenario, parse
 from rayfed.simulation.client import plan
 from rayfed.simulation.client.runtime import ClientRuntime, Sent
 from rayfed.simulation.client.visit import ClientVisit, ObservedClient
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.threat_model.grants.colluder import colluder
 from rayfed.threat_model.observations import ObservationBuilder
 from rayfed.update import Observation
@@ -47,7 +47,7 @@ attacks:
 
 
 def hosted(s: Scenario) -> tuple[ClientRuntime, Sent]:
-    inputs = prepare(s)
+    inputs = prepare_inputs(s)
     runtime = ClientRuntime(s, inputs.data, inputs.parts, torch.device("cpu"))
     model = runtime.arm("none").model
     return runtime, Sent(0, weights_of(model), buffers_of(model))
@@ -152,17 +152,17 @@ def test_the_colluder_is_the_next_drawn_client() -> None:
 
 def test_mistakes_show_before_a_run() -> None:
     with pytest.raises(UserError, match="no module 'conv9': did you mean 'conv"):
-        prepare(scenario(cut="conv9"))
+        prepare_inputs(scenario(cut="conv9"))
     one = scenario()
     one = one.model_copy(update={"federation": one.federation.model_copy(update={"clients": 1})})
     with pytest.raises(ScenarioError):
-        prepare(one)
+        prepare_inputs(one)
     text = "name: t\ndata: {name: digits, train_samples: 40}\nfederation: {rounds: 1, clients: 2}\n"
     with pytest.raises(ScenarioError, match="set `cut` of dlg"):
         parse(text + "attacks: [{name: dlg, knowledge: [activations]}]\n")
     for known in ("colluder", "key", "lock"):
         with pytest.raises(ScenarioError, match=f"'dlg' has the knowledge {known}, but no arm has private layers"):
-            prepare(parse(text + f"attacks: [{{name: dlg, knowledge: [{known}]}}]\n"))
+            prepare_inputs(parse(text + f"attacks: [{{name: dlg, knowledge: [{known}]}}]\n"))
 
 
 @pytest.mark.engine

@@ -25,7 +25,7 @@ from rayfed.scenario import AttackSpec, Training
 from rayfed.simulation.client.local import local_training, update_method
 from rayfed.simulation.client.runtime import ClientRuntime, Sent
 from rayfed.simulation.client.visit import ClientVisit, ObservedClient
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.threat_model.observations import ObservationBuilder
 from rayfed.update import Observation
 from tests.helpers.images import large_digits
@@ -390,7 +390,7 @@ def hosted(model: str) -> tuple[ClientRuntime, str, Sent, AttackSpec]:
         f" model: {{name: '{model}', patch: 7, width: 96, blocks: 3,"
         " train: {layers: ['*adapter*', head]}}, training: {epochs: 1, batch_size: 10}}"
     )
-    inputs = prepare(scenario)
+    inputs = prepare_inputs(scenario)
     runtime = ClientRuntime(scenario, inputs.data, inputs.parts, torch.device("cpu"))
     [name] = scenario.arms or ["none"]
     arm = runtime.arm(name)

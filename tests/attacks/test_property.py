@@ -26,7 +26,7 @@ from rayfed.simulation.client.local import update_method
 from rayfed.simulation.client.runtime import ClientRuntime
 from rayfed.simulation.client.server_message import Sent
 from rayfed.simulation.client.visit import ClientVisit
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.threat_model.grants.defence import DefendedClient
 from rayfed.threat_model.observations import ObservationBuilder
 from rayfed.update import LocalTraining, Observation, Update
@@ -155,7 +155,7 @@ def test_chance_is_that_of_the_batches_that_the_victims_could_have_drawn(observe
         f"{{name: property_inference, knowledge: [public], target_class: 8, victims: 10, observes: {observes}, {size}"
         "batches: 10}]}"
     )
-    inputs = prepare(scenario)
+    inputs = prepare_inputs(scenario)
     h = ClientRuntime(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"))
     arm = h.arm("none")
     visit = ClientVisit("none", Sent(0, arm.weights, arm.buffers), 2)

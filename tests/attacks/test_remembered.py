@@ -33,7 +33,7 @@ from rayfed.simulation.client.visit import ObservationRequest
 from rayfed.simulation.executors.attacker import AttackWorker
 from rayfed.simulation.executors.local import TimeLimit, TimeLimitExceeded
 from rayfed.simulation.executors.worker import ClientWorker
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.update import Observation
 from tests.helpers.attack_fixtures import digit, observe, psnr, seeded
 
@@ -97,7 +97,7 @@ def test_an_attacker_keeps_them_from_call_to_call_and_over_arms(made: list[Obser
     attacks: [{name: inverting_gradients, iterations: 1, observes: gradient, batch_size: 2, victims: 1}]
     """
     scenario = parse(text, "here")
-    inputs, [attack] = prepare(scenario), scenario.attacks
+    inputs, [attack] = prepare_inputs(scenario), scenario.attacks
     client = ClientWorker(scenario, inputs.data, inputs.parts, torch.device("cpu"))
     attacker = AttackWorker(inputs.data.sample, 10, torch.device("cpu"))
     for account in inputs.accounts:

@@ -25,7 +25,7 @@ from rayfed.attacks.matching.options import _NO_CLASSES
 from rayfed.attacks.matching.problem import Matching
 from rayfed.attacks.sealed import _NOT_GIVEN, attempt
 from rayfed.attacks.server.imprint import Imprint
-from rayfed.core.losses import PlaceCrossEntropy, attach
+from rayfed.core.losses import PlaceCrossEntropy, attach_loss
 from rayfed.metrics.masks import mask_iou
 from rayfed.runs import runner
 from rayfed.simulation.executors.local import local
@@ -39,7 +39,7 @@ CLASSES = 3
 
 def masked(model: nn.Module, images: Tensor, known: bool = False) -> tuple[Observation, Tensor]:
     """What a server sees of images whose masks are of three classes, by their levels of grey in parts."""
-    attach(model, PlaceCrossEntropy())
+    attach_loss(model, PlaceCrossEntropy())
     masks = (images.mean(1) > 0.3).long() + (torch.arange(images.shape[-1]) > 5)
     return replace(observe(model, images, masks, known), classes=CLASSES, has_places=True), masks
 
@@ -193,7 +193,7 @@ def test_what_labels_would_have_to_tell_is_told() -> None:
 def test_a_malicious_server_reads_images_with_masks() -> None:
     model, images = small(), torch.cat([digit(i) for i in (3, 5)])
     attack = Imprint(brightness=(0.3, 0.05))
-    attach(model, PlaceCrossEntropy())
+    attach_loss(model, PlaceCrossEntropy())
     honest, _ = masked(model, images)
     tampered, weights, buffers = attack.tamper(
         model, honest.weights, honest.buffers, (1, 8, 8), {}, torch.Generator().manual_seed(0)

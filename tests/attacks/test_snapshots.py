@@ -21,7 +21,7 @@ from rayfed.attacks.matching.snapshots import Snapshots
 from rayfed.gradients import buffers_of, weights_of
 from rayfed.simulation.client.runtime import Sent
 from rayfed.simulation.client.visit import ObservationRequest
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.store.schemas import TABLES
 from rayfed.update import Observation
 from tests.helpers.attack_fixtures import digit, leaky_lenet, observe, seeded, two_digits
@@ -129,7 +129,7 @@ def test_the_first_victims_strip_stands_beside_its_true_images() -> None:
         "{name: t, data: digits, model: lenet, federation: {rounds: 1, clients: 40}, attacks: ["
         "{name: inverting_gradients, iterations: 12, victims: [2, 3], observes: gradient, batch_size: 6}]}"
     )
-    inputs, cpu = prepare(scenario), torch.device("cpu")
+    inputs, cpu = prepare_inputs(scenario), torch.device("cpu")
     [attack] = scenario.attacks
     client = ClientWorker(scenario, inputs.data, inputs.parts, cpu)
     net = client.arm("none").model

@@ -22,9 +22,9 @@ from rayfed.attacks.fit import with_fit
 from rayfed.attacks.progress import Standing
 from rayfed.audits import plan as audit
 from rayfed.audits import run as engine
-from rayfed.audits.options import pipelines
+from rayfed.audits.options import parse_pipelines
 from rayfed.audits.plan import Plan
-from rayfed.audits.queue import pass_evaluations, pass_iterations, stages
+from rayfed.audits.queue import pass_evaluations, pass_iterations, plan_stages
 from rayfed.cli.options import name_options
 from rayfed.core.reasons import Reason
 from rayfed.data.section import UserData
@@ -39,7 +39,7 @@ from rayfed.results.loading import open_results
 from rayfed.runs import runner
 from rayfed.samples import Pixels
 from rayfed.simulation.executors.local import LocalExecutor, local
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.simulation.progress import AuditProgress, Progress
 from rayfed.simulation.rounds import attacks
 from rayfed.simulation.rounds.attacks import Deadline
@@ -69,16 +69,16 @@ def plan(**changes: Any) -> Plan:
 def test_the_audit_is_a_scenario_that_fits_its_images() -> None:
     data = UserData(str(REPOSITORY / "scenarios" / "user_data" / "train.parquet"), 16).section()
     planned = plan(model={"name": "lenet"}, data=data, seed=7)
-    s = scenario.parse(planned.scenario_text({audit.title(*search): 20 for search in planned.searches}))
+    s = scenario.parse(planned.scenario_text({audit.make_title(*search): 20 for search in planned.searches}))
     assert (s.data.name, s.seed, s.federation.clients) == ("parquet", 7, 4)
-    assert prepare(s).data.sample.shape[1:] == (16, 16)
+    assert prepare_inputs(s).data.sample.shape[1:] == (16, 16)
     assert next(iter(s.played)) == audit.UNDEFENDED
     assert {a.batch_size: a.victims for a in s.attacks} == {1: 4, 8: 1}
 
 
 def test_closed_forms_come_first_and_every_attack_has_all_twins() -> None:
     planned = plan()
-    s = scenario.parse(planned.scenario_text({audit.title(*search): 20 for search in planned.searches}))
+    s = scenario.parse(planned.scenario_text({audit.make_title(*search): 20 for search in planned.searches}))
     kinds = ["iterations" in attack.parameters for attack in s.attacks]
     assert kinds == sorted(kinds)
     twins = [(a.name, a.batch_size, tuple(a.knowledge)) for a in s.attacks]
@@ -235,7 +235,7 @@ def test_reasons_of_attacks_without_an_answer_stand_beside_every_state() -> None
 def test_a_defence_is_told_as_its_option_takes_it(given: Any, said: str) -> None:
     """`--set defences.0.ratio=VALUE`, which helps in a scenario, reaches no defence that an option names."""
     with pytest.raises(UserError, match=said):
-        pipelines([given])
+        parse_pipelines([given])
 
 
 def small(*names: str, **changes: Any) -> Plan:
@@ -285,7 +285,7 @@ def rows_of(folder: RunFolder) -> list[dict[str, Any]]:
 
 
 def test_small_batches_closed_forms_and_the_undefended_arm_come_first() -> None:
-    queue = stages(small("analytic", "inverting_gradients", batches=[1, 4]), ["x", "none"], evaluations=150)
+    queue = plan_stages(small("analytic", "inverting_gradients", batches=[1, 4]), ["x", "none"], evaluations=150)
     order = [
         (stage.evaluations, stage.searches, *(f"{unit.arm} {unit.batch}" for unit in stage.units)) for stage in queue
     ]
@@ -293,7 +293,7 @@ def test_small_batches_closed_forms_and_the_undefended_arm_come_first() -> None:
         (100, searches, f"{arm} {batch}") for batch in (1, 4) for searches in (False, True) for arm in ("none", "x")
     ]
     assert order == [*first, *((150, True, f"{arm} {batch}") for batch in (1, 4) for arm in ("none", "x"))]
-    assert stages(small("idlg", batches=[16]), ["none"]) == [], "larger than the attack takes"
+    assert plan_stages(small("idlg", batches=[16]), ["none"]) == [], "larger than the attack takes"
 
 
 def test_passes_double() -> None:
@@ -342,7 +342,7 @@ def test_an_audit_that_is_stopped_leaves_a_page_of_what_was_measured(tmp_path: P
     with pytest.raises(KeyboardInterrupt):
         audited(small("columns"), tmp_path, clock)
     [folder] = map(RunFolder.open, map(str, tmp_path.iterdir()))
-    assert exits.status(folder)["state"] == "interrupted"
+    assert exits.read_status(folder)["state"] == "interrupted"
     assert folder.exists("report.html")
     assert sorted((row["arm"], row["status"]) for row in rows_of(folder)) == [*[("none", "ok")] * 3, ("x", "ok")]
 
@@ -456,7 +456,7 @@ def test_no_more_observations_are_held_than_memory_is_set_aside_for(
 ) -> None:
     """Those of a language model behind ten defences would be tens of gigabytes."""
     planned = small("columns", "inverting_gradients", samples=2)
-    loaded = scenario.parse(planned.scenario_text({audit.title(*search): 1 for search in planned.searches}))
+    loaded = scenario.parse(planned.scenario_text({audit.make_title(*search): 1 for search in planned.searches}))
     held, most = list[Any](), list[int]()
     run_clients = LocalExecutor.run_clients
 

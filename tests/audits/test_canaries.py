@@ -23,7 +23,7 @@ from rayfed.privacy.accountant import Release
 from rayfed.privacy.spending import Spending
 from rayfed.registry import component
 from rayfed.simulation.client import local
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.update import Named
 
 FEDERATION = """
@@ -42,7 +42,7 @@ def spending(release: Release, delta: float = 1e-5) -> Spending:
 def one(defence: str, canaries: int = 1438, **changes: str) -> CanaryAudit:
     text = FEDERATION + f"arms: {{arm: [{defence}]}}\n"
     changed = [f"{key.replace('__', '.')}={value}" for key, value in changes.items()]
-    [found] = audit_canaries(prepare(scenarios.parse(text, changes=changed)), canaries)
+    [found] = audit_canaries(prepare_inputs(scenarios.parse(text, changes=changed)), canaries)
     return found
 
 

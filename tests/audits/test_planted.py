@@ -13,7 +13,7 @@ from rayfed.simulation.client.arm import build_arm
 from rayfed.simulation.client.server_message import Sent
 from rayfed.simulation.client.visit import ObservationRequest
 from rayfed.simulation.executors.worker import ClientWorker
-from rayfed.simulation.inputs import prepare, scorer
+from rayfed.simulation.inputs import make_scorer, prepare_inputs
 from rayfed.store.finding import State
 from tests.helpers.planted.plants import CONTROLS, MODELS, PLANTS, UNSOUND, Plant, audit
 
@@ -32,14 +32,14 @@ def observe_plant(plant: Plant, seed: int = 3) -> tuple[Any, Any, Any, Any]:
         "attacks": [{"name": attack, "observes": "gradient", "batch_size": plant.batch}],
         "metrics": {"names": [*plant.criterion.names]},
     }
-    inputs = prepare(scenario.parse(yaml.safe_dump(document)))
+    inputs = prepare_inputs(scenario.parse(yaml.safe_dump(document)))
     worker = ClientWorker(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
     arm = inputs.accounts[0].arm
     sent = Sent(0, arm.weights, arm.buffers)
     _, [seen], [truth] = worker.observe(sent, ObservationRequest(arm.spec.name, [1], inputs.scenario.attacks[0]))
     model = build_arm(arm.spec, inputs.data.sample, len(inputs.data.classes), 0).model
     model.load_state_dict({**seen.weights, **seen.buffers}, strict=False)
-    return seen, truth, model, scorer(inputs.scenario, inputs.data)
+    return seen, truth, model, make_scorer(inputs.scenario, inputs.data)
 
 
 @pytest.mark.parametrize("plant", [*PLANTS, *UNSOUND], ids=lambda plant: plant.name)

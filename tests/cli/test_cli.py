@@ -176,7 +176,7 @@ def test_a_folder_that_is_no_run(command: str, tmp_path: Path) -> None:
 def test_a_defect_of_ours_ends_with_1(monkeypatch: pytest.MonkeyPatch, file) -> None:  # type: ignore[no-untyped-def]
     from rayfed.simulation import inputs
 
-    monkeypatch.setattr(inputs, "prepare", divmod)  # raises within rayfed's code
+    monkeypatch.setattr(inputs, "prepare_inputs", divmod)  # raises within rayfed's code
     assert run("validate", file())[0] == 1
     with pytest.raises(TypeError):
         CliRunner().invoke(app, ["validate", file(), "--debug"], catch_exceptions=False)

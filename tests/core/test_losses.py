@@ -26,7 +26,7 @@ from rayfed.gradients import gradient, per_sample_gradients, weights_of
 from rayfed.runs import runner
 from rayfed.samples import Pixels
 from rayfed.simulation.executors.local import local
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.simulation.progress import Progress
 from rayfed.update import Observation
 from tests.helpers.data_fixtures import png
@@ -123,7 +123,7 @@ def test_a_function_that_is_no_mean_loss_is_refused_with_its_reason(name: str, s
 
 def test_an_own_loss_trains_sample_by_sample_as_together() -> None:
     model = nn.Linear(4, 3)
-    losses.attach(model, CASES["own mean"][0])
+    losses.attach_loss(model, CASES["own mean"][0])
     inputs = torch.rand(6, 4, generator=torch.Generator().manual_seed(1))
     together, _ = gradient(model, weights_of(model), {}, inputs, BINARY)
     alone = per_sample_gradients(model, weights_of(model), {}, inputs, BINARY)
@@ -162,7 +162,7 @@ def test_two_classes_are_one_output_and_partitions_still_go_by_class() -> None:
         "loss": "binary_cross_entropy",
         "partition": {"name": "dirichlet", "alpha": 0.1},
     }
-    data = prepare(scenario.check(document, "t")).data
+    data = prepare_inputs(scenario.check(document, "t")).data
     assert data.classes == ("fast",)
     assert np.array_equal(data.train_labels[:, 0], data.groups[0])
 
@@ -179,7 +179,7 @@ def test_two_classes_are_one_output_and_partitions_still_go_by_class() -> None:
 )
 def test_what_does_not_go_with_numbers_is_said_before_a_run(changes: dict[str, object], says: str) -> None:
     with pytest.raises(UserError, match=says):
-        prepare(scenario.check(REGRESSION | changes, "t"))
+        prepare_inputs(scenario.check(REGRESSION | changes, "t"))
 
 
 def test_images_with_a_list_of_labels_and_a_table_with_targets(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def observed(
 ) -> tuple[nn.Module, Tensor, Tensor, Observation]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 48), activation, nn.Linear(48, outputs))
-    losses.attach(model, loss)
+    losses.attach_loss(model, loss)
     images, quantities = torch.rand(batch, 1, 4, 4), torch.rand(batch, outputs)
     targets = quantities.round() if isinstance(loss, BinaryCrossEntropy) else quantities
     sent, _ = gradient(model, weights_of(model), {}, images, targets)
@@ -262,7 +262,7 @@ def test_the_label_of_one_sample_is_the_residuals_sign_and_of_more_is_not_claime
 def test_smoothed_labels_are_read(smoothing: float) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 5))
-    losses.attach(model, CrossEntropy(label_smoothing=smoothing))
+    losses.attach_loss(model, CrossEntropy(label_smoothing=smoothing))
     for batch in (1, 4):
         labels = torch.tensor([4, 1, 1, 3])[:batch]
         sent, _ = gradient(model, weights_of(model), {}, torch.rand(batch, 1, 4, 4), labels)

@@ -336,11 +336,11 @@ def test_what_comes_off_a_gpu_is_read_after_it_has_come(monkeypatch: pytest.Monk
         patched.setattr(Tensor, "to", to)
         patched.setattr(Tensor, "is_cuda", property(lambda _: True))
         patched.setattr(torch.cuda, "current_stream", lambda device: Stream())
-        found = memory.on_host(known.requires_grad_())
+        found = memory.copy_to_host(known.requires_grad_())
     assert not found.requires_grad
     assert torch.equal(found, known)
 
 
 def test_on_a_cpu_nothing_is_copied() -> None:
     known = torch.ones(3)
-    assert memory.on_host(known).data_ptr() == known.data_ptr()
+    assert memory.copy_to_host(known).data_ptr() == known.data_ptr()

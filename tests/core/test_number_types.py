@@ -22,11 +22,11 @@ from rayfed.models.build import build_model
 from rayfed.models.notes import notes_of
 from rayfed.poisoning.base import Insight
 from rayfed.poisoning.gaussian_update import GaussianUpdate
-from rayfed.privacy.sampling import add_noise, gaussian
+from rayfed.privacy.sampling import add_noise, sample_gaussian
 from rayfed.recording import Recorder
 from rayfed.runs.api_args import read_source
 from rayfed.samples import Pixels
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.update import LocalTraining, Update
 from tests.helpers.attack_fixtures import seeded
 
@@ -266,7 +266,7 @@ def test_noise_and_guaranteed_norms_take_real_floats_only(dtype: torch.dtype) ->
     update = Update(0, 0, tensors, {}, 1, 0.0)
     insight = Insight(clients=1, honest=(), generator=torch.Generator())
     for act in (
-        lambda: add_noise(tensors, 1.0, gaussian, torch.Generator()),
+        lambda: add_noise(tensors, 1.0, sample_gaussian, torch.Generator()),
         lambda: clipped(tensors, 1.0, 2),
         lambda: sample_norms(tensors["odd"]),
         lambda: flatten_update(update),
@@ -371,7 +371,7 @@ def test_a_complex_state_is_not_taken_for_a_real_model() -> None:
 
 
 def test_notes_on_conversions_are_shown_once_for_a_run() -> None:
-    inputs = prepare(read_source(scenario("OwnBfloat16"), ()))
+    inputs = prepare_inputs(read_source(scenario("OwnBfloat16"), ()))
     assert sum("bfloat16" in remark for remark in inputs.remarks) == 1
 
 

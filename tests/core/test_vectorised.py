@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import rayfed
-from rayfed.core.vectorised import in_turn, refusal
+from rayfed.core.vectorised import find_refusal, map_in_turn
 from rayfed.defences import dcs2, dp_sgd, grad_defense
 from rayfed.defences.base import Batch, Defence, Task
 from rayfed.defences.dp_sgd import DpSgd
@@ -24,7 +24,7 @@ from rayfed.runs.api_args import read_source
 from rayfed.scenario import Training
 from rayfed.simulation.client.cohort import cohort_updates
 from rayfed.simulation.client.local import gradient_method
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.simulation.virtual_time.work import _Counter
 
 SHAPE = (1, 8, 8)
@@ -247,10 +247,10 @@ def test_a_trial_moves_no_generator_and_no_buffer_and_is_not_counted() -> None:
 def test_a_model_is_tried_once_in_its_modes() -> None:
     model, tried = model_of(Dense), []
     for _ in range(3):
-        assert not refusal(model, "case", lambda: tried.append(1))
+        assert not find_refusal(model, "case", lambda: tried.append(1))
     assert len(tried) == 1
     model.eval()
-    assert not refusal(model, "case", lambda: tried.append(2))
+    assert not find_refusal(model, "case", lambda: tried.append(2))
     assert len(tried) == 2
 
 
@@ -259,11 +259,11 @@ def test_memory_that_runs_out_is_no_refusal() -> None:
         raise torch.OutOfMemoryError("none left")
 
     with pytest.raises(torch.OutOfMemoryError):
-        refusal(model_of(Dense), "case", trial)
+        find_refusal(model_of(Dense), "case", trial)
 
 
 def test_rows_of_dictionaries_and_tuples_are_stacked() -> None:
-    doubled = in_turn(lambda own, row: ({"sum": own["a"] + row.sum()}, row[0]))
+    doubled = map_in_turn(lambda own, row: ({"sum": own["a"] + row.sum()}, row[0]))
     sums, first = doubled({"a": torch.tensor([10.0, 20.0])}, torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     assert sums["sum"].tolist() == [13.0, 27.0]
     assert first.tolist() == [1.0, 3.0]
@@ -316,7 +316,7 @@ PRIVATE = [{"name": "dp_sgd", "noise_multiplier": 1.0}, {"name": "fed_cdp", "noi
 
 @pytest.mark.parametrize("defence", PRIVATE)
 def test_the_account_does_not_depend_on_the_way(defence: dict[str, Any]) -> None:
-    loop, together = (prepare(scenario(model, defence)) for model in ("TenReader", "TenDense"))
+    loop, together = (prepare_inputs(scenario(model, defence)) for model in ("TenReader", "TenDense"))
     assert any("vmap" in remark for remark in loop.remarks)
     assert not together.remarks
     if defence["name"] == "dp_sgd":  # of fed_cdp it depends on the number of layers
@@ -325,7 +325,7 @@ def test_the_account_does_not_depend_on_the_way(defence: dict[str, Any]) -> None
 
 
 def test_running_statistics_of_instances_leave_no_guarantee() -> None:
-    inputs = prepare(scenario("TenInstances", PRIVATE[0]))
+    inputs = prepare_inputs(scenario("TenInstances", PRIVATE[0]))
     assert inputs.privacy[0].get("epsilon") is None
 
 
@@ -334,7 +334,7 @@ def test_a_model_without_gradients_of_single_samples_is_refused_before_the_first
     defence: dict[str, Any],
 ) -> None:
     with pytest.raises(UserError, match=defence["name"]):
-        prepare(scenario("TenComparing", defence))
+        prepare_inputs(scenario("TenComparing", defence))
 
 
 def test_in_a_loop_of_ones_own_the_defence_is_named_too() -> None:
@@ -356,9 +356,9 @@ def test_in_a_loop_of_ones_own_recurrent_models_are_defended() -> None:
 
 @pytest.mark.parametrize("vectorise", ["vmap", "fused"])
 def test_clients_are_not_trained_together_where_vmap_refuses(vectorise: str) -> None:
-    prepare(scenario("TenDense", vectorise=vectorise))
+    prepare_inputs(scenario("TenDense", vectorise=vectorise))
     with pytest.raises(UserError, match=vectorise):
-        prepare(scenario("TenBranching", vectorise=vectorise))
+        prepare_inputs(scenario("TenBranching", vectorise=vectorise))
 
 
 def test_concealing_takes_the_same_slopes_either_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,7 +384,7 @@ def test_images_are_concealed_for_models_that_vmap_refuses(kind: type[nn.Module]
 def test_sensitivities_are_the_same_either_way(monkeypatch: pytest.MonkeyPatch) -> None:
     model, found = model_of(Dense), []
     for refused in ("", "refused"):
-        monkeypatch.setattr(grad_defense, "refusal", lambda *_, refused=refused: refused)
+        monkeypatch.setattr(grad_defense, "find_refusal", lambda *_, refused=refused: refused)
         draw = torch.Generator().manual_seed(0)
         found.append(sensitivity(model, weights_of(model), {}, Batch(images(), LABELS), draw))
     torch.testing.assert_close(*found)

@@ -19,7 +19,7 @@ from rayfed.crypto.masking import (
     MaskingSetting,
     Participant,
     Revealed,
-    expand,
+    expand_mask,
     neighbours,
     unmask_sum,
 )
@@ -134,7 +134,7 @@ def test_any_threshold_of_shares_gives_the_secret_and_fewer_do_not() -> None:
 
 
 def test_masks_are_uniform() -> None:
-    drawn = expand(bytes(32), 100_000)
+    drawn = expand_mask(bytes(32), 100_000)
     counts = np.bincount((drawn >> np.uint64(56)).astype(int), minlength=256)
     assert ((counts - counts.mean()) ** 2 / counts.mean()).sum() < 350  # chi squared, 255 degrees: p < 1e-4
 

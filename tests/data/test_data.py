@@ -21,7 +21,7 @@ from PIL import Image
 from torchvision import datasets
 
 from rayfed import registry
-from rayfed.data.base import Dataset, StoredSplit, hold_out_fifth, stratified
+from rayfed.data.base import Dataset, StoredSplit, choose_stratified, hold_out_fifth
 from rayfed.data.images import Encoded, decode_images, resize
 from rayfed.data.sets import TABLE
 from rayfed.data.sets.digits import Digits
@@ -85,11 +85,11 @@ def test_a_stratified_subset_gives_each_class_its_share(seed):
     rng = np.random.default_rng(seed)
     labels = rng.choice(7, size=503, p=[0.4, 0.2, 0.2, 0.1, 0.05, 0.03, 0.02])
     for samples in (1, 10, 100, 503):
-        chosen = stratified(labels, samples)
+        chosen = choose_stratified(labels, samples)
         assert len(np.unique(chosen)) == samples
         share = np.bincount(labels, minlength=7) * samples / len(labels)
         assert np.abs(np.bincount(labels[chosen], minlength=7) - share).max() <= 1
-        np.testing.assert_array_equal(chosen, stratified(labels, samples))
+        np.testing.assert_array_equal(chosen, choose_stratified(labels, samples))
 
 
 def test_sample_limits_take_a_subset_of_the_split():

@@ -127,7 +127,7 @@ def test_depths_are_mixed_at_the_deeper_and_training_sees_the_unit_range(tmp_pat
     np.testing.assert_allclose(data.sample.tensor(data.train_images)[0, 0].numpy(), DEEP / 65535, atol=1e-7)
     packing.pack_dataset(source, tmp_path / "x.arrow", lambda *_: None)
     mapped = build("datasets", "arrow", {"path": str(tmp_path / "x.arrow")}).load()
-    assert np.array_equal(in_memory(mapped.train_images), data.train_images)
+    assert np.array_equal(load_in_memory(mapped.train_images), data.train_images)
     half = build("datasets", "image_folder", {"root": str(tmp_path / "set"), "size": 3}).load()
     assert half.train_images.dtype == np.uint16
     assert abs(float(half.train_images.mean()) / float(data.train_images.mean()) - 1) < 0.1

@@ -188,10 +188,10 @@ def trained(data: str) -> dict[str, torch.Tensor]:
     """The sum of one round's updates, without Ray."""
     from rayfed.simulation.client.arm import build_arm
     from rayfed.simulation.client.runtime import ClientRuntime, Sent
-    from rayfed.simulation.inputs import prepare
+    from rayfed.simulation.inputs import prepare_inputs
 
     s = scenarios.parse(TEXT.replace("{DATA}", data))
-    inputs = prepare(s)
+    inputs = prepare_inputs(s)
     arm = build_arm(resolve(s)["none"], inputs.data.sample, len(inputs.data.classes), s.seed)
     runtime = ClientRuntime(s, inputs.data, inputs.parts, torch.device("cpu"))
     total, _ = runtime.cohort("none", Sent(0, arm.weights, arm.buffers), range(4), {})

@@ -18,8 +18,8 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as V
 
 from rayfed import registry
-from rayfed.core.losses import PlaceCrossEntropy, attach
-from rayfed.core.objective import NO_TARGET, overlap
+from rayfed.core.losses import PlaceCrossEntropy, attach_loss
+from rayfed.core.objective import NO_TARGET, count_overlap
 from rayfed.data.base import Dataset
 from rayfed.data.packing import pack
 from rayfed.data.section import UserData
@@ -31,7 +31,7 @@ from rayfed.models.build import build_model
 from rayfed.scenario import Augment, check
 from rayfed.simulation.client.augmentation import area_box, augmented
 from rayfed.simulation.client.runtime import Evaluation
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.simulation.rounds.evaluation import measure_baselines
 from tests.helpers.data_fixtures import png, random_images
 
@@ -227,7 +227,7 @@ def test_intersection_over_union_is_that_of_scikit_learn() -> None:
     draw = torch.Generator().manual_seed(0)
     outputs, targets = torch.randn(6, 4, 5, 7, generator=draw), torch.randint(4, (6, 5, 7), generator=draw)
     targets[0, :2] = NO_TARGET
-    parts = [overlap(outputs[some], targets[some]) for some in (slice(0, 2), slice(2, 6))]
+    parts = [count_overlap(outputs[some], targets[some]) for some in (slice(0, 2), slice(2, 6))]
     counted = targets != NO_TARGET
     expected = jaccard_score(targets[counted], outputs.argmax(1)[counted], average="macro")
     found = sum((Evaluation(0, 0, 0, overlap=part) for part in parts[1:]), Evaluation(0, 0, 0, overlap=parts[0]))
@@ -252,7 +252,7 @@ def test_a_class_that_is_neither_predicted_nor_true_counts_in_no_mean() -> None:
     outputs = torch.zeros(1, 3, 2, 2)
     outputs[:, 0] = 1
     targets = torch.tensor([[[0, 0], [0, 1]]])
-    assert Evaluation(0, 0, 0, overlap=overlap(outputs, targets)).iou == pytest.approx((3 / 4 + 0) / 2)
+    assert Evaluation(0, 0, 0, overlap=count_overlap(outputs, targets)).iou == pytest.approx((3 / 4 + 0) / 2)
 
 
 def test_one_class_everywhere_is_what_guessing_comes_to(tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def test_one_class_everywhere_is_what_guessing_comes_to(tmp_path: Path) -> None:
     assert found["baseline_iou"] == pytest.approx(share / data.test_labels.size / classes)
     constant = torch.nn.functional.one_hot(torch.tensor(np.bincount(data.test_labels.ravel()).argmax()), 3).float()
     everywhere = constant[None, :, None, None].expand(2, -1, 6, 8)
-    counts = overlap(everywhere, torch.from_numpy(data.test_labels))
+    counts = count_overlap(everywhere, torch.from_numpy(data.test_labels))
     assert found["baseline_iou"] == pytest.approx(Evaluation(0, 0, 0, overlap=counts).iou)
     assert found["baseline_accuracy"] is not None
     assert found["baseline_perplexity"] is None
@@ -293,15 +293,17 @@ def dice(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def test_a_loss_of_the_users_is_of_masks_too(tmp_path: Path) -> None:
     written(tmp_path, classes_of(10, 8, 8))
-    loss = prepare(check(scenario(tmp_path, loss={"name": "tests.data.test_masks:dice"}), "t")).scenario.loss.build()
+    loss = prepare_inputs(
+        check(scenario(tmp_path, loss={"name": "tests.data.test_masks:dice"}), "t")
+    ).scenario.loss.build()
     outputs, targets = torch.randn(4, 3, 8, 8), torch.from_numpy(classes_of(4, 8, 8)).long()
-    torch.testing.assert_close(loss.overlap(outputs, targets), overlap(outputs, targets))
+    torch.testing.assert_close(loss.overlap(outputs, targets), count_overlap(outputs, targets))
     assert loss.overlap(outputs, targets[:, 0, 0]) is None
 
 
 def unet(shape: tuple[int, int, int], classes: int = 3, **parameters: Any) -> torch.nn.Module:
     model = build_model("unet", {"width": 4, **parameters}, shape, classes, seed=0)
-    attach(model, PlaceCrossEntropy())
+    attach_loss(model, PlaceCrossEntropy())
     return model
 
 
@@ -360,15 +362,15 @@ def scenario(root: Path, **changes: Any) -> dict[str, Any]:
 def test_what_does_not_go_with_masks_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     written(tmp_path, classes_of(10))
     with pytest.raises(UserError, match=message):
-        prepare(check(scenario(tmp_path, **changes), "t"))
+        prepare_inputs(check(scenario(tmp_path, **changes), "t"))
 
 
 def test_a_model_of_pixels_needs_masks_and_scores_of_their_size() -> None:
     digits = {"name": "t", "data": {"name": "digits", "train_samples": 40}, "federation": {"rounds": 1, "clients": 2}}
     with pytest.raises(UserError, match="'unet' scores each pixel, but data 'digits'"):
-        prepare(check(digits | {"model": {"name": "unet", "width": 2}}, "t"))
+        prepare_inputs(check(digits | {"model": {"name": "unet", "width": 2}}, "t"))
     with pytest.raises(UserError, match=r"'place_cross_entropy' needs a class per position.*image_masks"):
-        prepare(check(digits | {"model": {"name": "lenet"}, "loss": {"name": "place_cross_entropy"}}, "t"))
+        prepare_inputs(check(digits | {"model": {"name": "lenet"}, "loss": {"name": "place_cross_entropy"}}, "t"))
     with pytest.raises(UserError, match=r"returns \(2, 3, 4, 4\) for 2 images of 1x8x8.*\(2, 3, 8, 8\)"):
         build_model(
             "torch.nn:Conv2d", {"in_channels": 1, "out_channels": 3, "kernel_size": 2, "stride": 2}, (1, 8, 8), 3, 0

@@ -10,7 +10,7 @@ from scipy.stats import binom
 
 from rayfed import registry
 from rayfed.data.partitions import TABLE
-from rayfed.data.partitions.base import Partition, Parts, label_mix
+from rayfed.data.partitions.base import Partition, Parts, count_labels
 from rayfed.errors import UserError
 from tests.helpers.component_fixtures import required
 
@@ -35,7 +35,7 @@ def split(name, parameters, labels, clients, seed=0):
 
 
 def shares(labels, parts, classes):
-    mix = label_mix(labels, parts, classes)
+    mix = count_labels(labels, parts, classes)
     return mix / mix.sum(1, keepdims=True)
 
 
@@ -80,7 +80,7 @@ def test_limits_beyond_one_sample_a_client():
 def test_label_mix_counts():
     labels = np.array([0, 2, 2, 1, 0])
     parts = [np.array([0, 4, 1]), np.array([2, 3])]
-    assert label_mix(labels, parts, 4).tolist() == [[2, 0, 1, 0], [0, 1, 1, 0]]
+    assert count_labels(labels, parts, 4).tolist() == [[2, 0, 1, 0], [0, 1, 1, 0]]
 
 
 @pytest.mark.parametrize("name", ["iid", "dirichlet"])
@@ -93,7 +93,7 @@ def worst_deviation(labels, parts, classes):
     """The largest distance of a client's class counts from random draws, in standard deviations."""
     p = np.bincount(labels, minlength=classes) / len(labels)
     sizes = np.array([len(part) for part in parts])[:, None]
-    return np.abs((label_mix(labels, parts, classes) - sizes * p) / np.sqrt(sizes * p * (1 - p))).max()
+    return np.abs((count_labels(labels, parts, classes) - sizes * p) / np.sqrt(sizes * p * (1 - p))).max()
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -151,7 +151,7 @@ def test_dirichlet_shares_vary_as_the_distribution_says(alpha):
 def test_dirichlet_deals_with_every_client_wanting_the_same_class():
     # Two classes, one of them rare: at this alpha nearly every mix is the common class alone.
     labels = (np.arange(1000) < 10).astype(np.int64)
-    mix = label_mix(labels, split("dirichlet", {"alpha": 1e-3}, labels, 10), 2)
+    mix = count_labels(labels, split("dirichlet", {"alpha": 1e-3}, labels, 10), 2)
     assert mix.sum(0).tolist() == [990, 10]
     assert mix.sum(1).tolist() == [100] * 10
 
@@ -161,7 +161,7 @@ def test_shards_give_each_client_two_classes():
     labels = np.random.default_rng(0).permutation(np.arange(6000) % 10)
     parts = split("shards", {}, labels, 100)
     assert {len(part) for part in parts} == {60}
-    held = (label_mix(labels, parts, 10) > 0).sum(1)
+    held = (count_labels(labels, parts, 10) > 0).sum(1)
     assert set(held) <= {1, 2}
     assert (held == 2).mean() > 0.7
 

@@ -24,7 +24,7 @@ from rayfed.runs import runner
 from rayfed.samples import Column, Pixels, Records, SampleSpec, Tokens
 from rayfed.scenario import parse
 from rayfed.simulation.executors.local import local
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.simulation.progress import Progress
 from tests.helpers.attack_fixtures import observed
 from tests.helpers.text_fixtures import authors, reader, windows
@@ -341,4 +341,4 @@ def test_a_table_too_small_for_the_data_is_refused() -> None:
     with pytest.raises(
         UserError, match=r"fails on texts of 16 tokens: IndexError: .*; set its vocabulary to 1024 or more"
     ):
-        prepare(parse(text))
+        prepare_inputs(parse(text))

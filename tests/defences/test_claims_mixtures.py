@@ -17,7 +17,7 @@ from rayfed.errors import UserError
 from rayfed.gradients import buffers_of, weights_of
 from rayfed.registry import component
 from rayfed.simulation.client.local import data_method
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 
 
 @component
@@ -130,4 +130,4 @@ partition: {{name: tests.defences.test_claims_mixtures:Sized, sizes: {sizes}}}
 defences: [{{name: instahide, {options}}}]
 """)
     with pytest.raises(UserError, match=message):
-        prepare(scenario)
+        prepare_inputs(scenario)

@@ -21,7 +21,7 @@ from rayfed.simulation.client.cohort import cohort_updates
 from rayfed.simulation.client.local import data_method, gradient_method, update_method
 from rayfed.simulation.client.runtime import ClientRuntime, Sent
 from rayfed.simulation.client.visit import ClientVisit
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.threat_model.observations import ObservationBuilder
 from rayfed.update import Update
 from tests.helpers.attack_fixtures import digit
@@ -152,7 +152,7 @@ data: {{name: digits, size: 8}}
 federation: {{rounds: 1, clients: 4}}
 arms: {{none: [], mixed: [{name}]}}
 """)
-    inputs = prepare(s)
+    inputs = prepare_inputs(s)
     runtime = ClientRuntime(s, inputs.data, inputs.parts, CPU)
     model = runtime.arm("none").model
     sent = Sent(0, weights_of(model), buffers_of(model))

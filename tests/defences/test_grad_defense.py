@@ -15,7 +15,7 @@ from rayfed.gradients import batch_loss, buffers_of, flatten, gradient, weights_
 from rayfed.models.build import build_model
 from rayfed.scenario import Training, parse
 from rayfed.simulation.client.local import update_method
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.update import Named
 from tests.helpers.attack_fixtures import digit
 
@@ -132,4 +132,4 @@ def test_it_says_that_it_needs_public_data() -> None:
 def test_a_scenario_without_public_data_is_refused_before_it_runs(defence: str) -> None:
     text = f"{{name: t, data: digits, model: lenet, federation: {{rounds: 1, clients: 2}}, defences: [{defence}]}}"
     with pytest.raises(UserError, match=r"arm '.*': (grad_defense|instahide) needs public samples"):
-        prepare(parse(text))
+        prepare_inputs(parse(text))

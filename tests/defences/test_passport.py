@@ -31,7 +31,7 @@ from rayfed.simulation.client.local import PRIVATE
 from rayfed.simulation.client.server_message import Sent
 from rayfed.simulation.client.visit import ClientVisit
 from rayfed.simulation.executors.worker import ClientWorker
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.threat_model.observations import ObservationBuilder
 from rayfed.update import Observation
 from tests.helpers.attack_fixtures import generators
@@ -164,7 +164,7 @@ attacks: [{{name: {attack}, observes: gradient{extra}}}]
 
 
 def hosted(s: Scenario) -> tuple[ClientWorker, str, Sent]:
-    inputs = prepare(s)
+    inputs = prepare_inputs(s)
     runtime, [arm] = ClientWorker(s, inputs.data, inputs.parts, torch.device("cpu")), list(s.played)
     return runtime, arm, Sent(0, runtime.arm(arm).weights, runtime.arm(arm).buffers)
 

@@ -25,7 +25,7 @@ from rayfed.simulation.client.cohort import cohort_updates
 from rayfed.simulation.client.local import data_method
 from rayfed.simulation.client.runtime import ClientRuntime, Sent
 from rayfed.simulation.client.visit import ClientVisit
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.store import checkpoint
 from rayfed.store.folder import RunFolder
 from rayfed.threat_model.observations import ObservationBuilder
@@ -66,7 +66,7 @@ training: {{epochs: 1, batch_size: 8}}
 federation: {{rounds: 3, clients: 3, aggregation: {{name: fedavg, weights: uniform}}}}
 arms: {{none: [], vae: [{QUICK}]}}
 """)
-    inputs = prepare(s)
+    inputs = prepare_inputs(s)
     return ClientRuntime(s, inputs.data, inputs.parts, CPU)
 
 
@@ -251,7 +251,7 @@ model: mlp
 federation: {{rounds: 1, clients: 3}}
 arms: {{vae: [{QUICK}], both: [{QUICK}, {{name: dp_sgd, clip: 1, noise_multiplier: 1}}]}}
 """)
-    [alone], [both] = (account.rows(1) for account in prepare(s).accounts)
+    [alone], [both] = (account.rows(1) for account in prepare_inputs(s).accounts)
     assert alone["note"].startswith("empirical")
     assert "vae changes the samples" in both["note"]
 

@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from rayfed import scenario as scenarios
-from rayfed.data.base import in_memory
+from rayfed.data.base import load_in_memory
 from rayfed.errors import DataError, RunError, ScenarioError, UserError
 from rayfed.evidence import recommend as choice
 from rayfed.evidence.compare import compare_results
@@ -46,7 +46,7 @@ from rayfed.scenario.trials import plan_trials
 from rayfed.simulation.client.failures import Failed, checked
 from rayfed.simulation.client.local import update_method
 from rayfed.simulation.client.runtime import ClientRuntime, Sent
-from rayfed.simulation.inputs import Inputs, prepare
+from rayfed.simulation.inputs import Inputs, prepare_inputs
 from rayfed.store import checkpoint
 from rayfed.store.checkpoint import Checkpoint
 from rayfed.store.folder import RunFolder
@@ -145,7 +145,7 @@ def test_spoilt_scenarios_are_played_or_say_why(case: Spoilt) -> None:
         scenario = scenarios.parse(text_of(case))
         if scenario.sweep and scenario.sweep.search != "optuna":
             plan_trials(scenario)
-        inputs = prepare(scenario)
+        inputs = prepare_inputs(scenario)
         assert all(0 < limit <= scenario.federation.rounds for limit in inputs.limits.values())
         assert not [row for row in inputs.privacy if row.get("epsilon") is not None and not row["epsilon"] >= 0]
         return inputs
@@ -594,7 +594,7 @@ def test_spoilt_image_tables_are_loaded_or_named(damage: Damage) -> None:
         assert data
     if data:
         for images, labels in ((data.train_images, data.train_labels), (data.test_images, data.test_labels)):
-            pixels = in_memory(images)
+            pixels = load_in_memory(images)
             assert pixels.dtype == np.uint8
             assert pixels.shape[0] == len(labels) > 0
             assert pixels.shape[1] in (1, 3)

@@ -190,7 +190,7 @@ def test_answers_of_another_form_have_rows_without_scores(how: str, tmp_path: Pa
     rows = {one["attack"]: one for one in folder.read_table("attacks").to_pylist()}
     assert rows["odd"]["label_accuracy" if how == "labels" else "psnr"] is None
     assert rows["analytic"]["psnr"] > 60
-    assert exits.status(folder)["state"] == "finished"
+    assert exits.read_status(folder)["state"] == "finished"
 
 
 def test_an_inference_that_is_not_finite_has_failed(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_a_report_that_fails_costs_a_run_nothing_else(
         code, output = run("launch", str(tmp_path / "s.yaml"), "--executor", "local", "--out", str(tmp_path / "runs"))
     [place] = (tmp_path / "runs").glob("t-*")
     folder = RunFolder.open(str(place))
-    assert (code, exits.status(folder)["state"]) == (0, "finished")
+    assert (code, exits.read_status(folder)["state"]) == (0, "finished")
     assert output.count("KeyError") == 1
     assert "KeyError" in folder.read_text("log.txt")
     assert folder.read_table("attacks").num_rows

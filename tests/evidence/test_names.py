@@ -11,7 +11,7 @@ from rayfed.evidence.bounds import Bound
 from rayfed.evidence.gate import check_bounds
 from rayfed.evidence.outcomes import with_references
 from rayfed.evidence.recommend import parse_bound, recommend_setting
-from rayfed.evidence.settings import settings as grouped
+from rayfed.evidence.settings import group_settings as grouped
 from rayfed.evidence.verdicts import collect_evidence
 from tests.helpers.result_fixtures import attacked
 

@@ -11,8 +11,8 @@ from scipy import stats
 
 from rayfed.core.reasons import Reason
 from rayfed.errors import RunError, UserError
-from rayfed.evidence.outcomes import outcomes, outcomes_table, with_pmm, yaml_line
-from rayfed.evidence.settings import Weakness, estimate, settings
+from rayfed.evidence.outcomes import compute_outcomes, outcomes_table, with_pmm, yaml_line
+from rayfed.evidence.settings import Weakness, estimate_mean, group_settings
 from rayfed.evidence.training import rounds_after_warm_up, summarise_arms
 from rayfed.evidence.verdicts import run_findings
 from rayfed.metrics import roc
@@ -32,7 +32,7 @@ def test_a_row_for_every_arm_and_attack(tmp_path: Path) -> None:
     folder.write_part("attacks", 0, rows)
     inferred = {"arm": "noise", "round": 0, "victim": 1, "repeat": 0, "attack": "membership", "metric": "auc"}
     folder.write_part("inferences", 0, [inferred | {"value": 0.8, "chance": 0.5, "status": "ok"}])
-    found = {(row["arm"], row["attack"]): row for row in outcomes(folder)}
+    found = {(row["arm"], row["attack"]): row for row in compute_outcomes(folder)}
     assert list(found) == [
         ("none", "dlg"), ("none", "idlg"), ("noise", "dlg"), ("noise", "membership"), ("idle", None)
     ]  # fmt: skip
@@ -57,7 +57,7 @@ def test_the_interval_of_an_inference_is_over_its_candidates_or_victims(tmp_path
     right = [usual | {"attack": "property", "metric": "accuracy", "victim": i, "value": float(i < 3)} for i in range(4)]
     share_of_class = usual | {"attack": "gan", "metric": "class_share", "victim": 0, "value": 0.9}
     folder.write_part("inferences", 0, [auc, *right, share_of_class])
-    low = {row["attack"]: row["inferred_low"] for row in outcomes(folder)}
+    low = {row["attack"]: row["inferred_low"] for row in compute_outcomes(folder)}
     by_scores = [s["score"] for s in scores if s["kind"] == "member"], [s["score"] for s in scores[8:]]
     assert low == {
         "membership": pytest.approx(roc.auc(*by_scores).low - 0.5),
@@ -80,7 +80,7 @@ def test_an_attacker_with_the_code_has_to_explain_every_sample(
     rows = [attacked("none", "dlg", i, psnr=60.0, fit=0.0) for i in (0, 1)]
     rows += [attacked("noise", "dlg", i, fit=fit, **far) for i, fit in enumerate(fits)]
     folder.write_part("attacks", 0, rows)
-    assert [row["verdict"] for row in outcomes(folder)] == ["leaks", said]
+    assert [row["verdict"] for row in compute_outcomes(folder)] == ["leaks", said]
     assert [one.state for one in run_findings(document, rows)] == ["leaks", said]
 
 
@@ -98,7 +98,7 @@ def test_an_attacker_with_the_code_has_to_work_and_to_meet_all_samples_of_a_batc
     for place, more in enumerate((informed, one, elsewhere)):
         folder = small_run(str(tmp_path / str(place)), document)
         folder.write_part("attacks", 0, [*blind, *more])
-        assert {row["verdict"] for row in outcomes(folder) if row["arm"] == "noise"} == {"inconclusive"}
+        assert {row["verdict"] for row in compute_outcomes(folder) if row["arm"] == "noise"} == {"inconclusive"}
         here = [f.state for f in run_findings(document, [*blind, *more]) if (f.arm, f.batch) == ("noise", 2)]
         assert here == ["inconclusive"]
 
@@ -107,7 +107,7 @@ def test_an_undefended_sample_has_to_be_explained(tmp_path: Path) -> None:
     far = {"psnr": 8.0, "above_baseline": -5.0, "identified": 0.0}
     other = small_run(str(tmp_path / "other"), {"arms": {"none": []}})
     other.write_part("attacks", 0, [attacked("none", "dlg", i, fit=0.9, **far) for i in (0, 1)])
-    assert [row["verdict"] for row in outcomes(other)] == ["inconclusive"]
+    assert [row["verdict"] for row in compute_outcomes(other)] == ["inconclusive"]
 
 
 def test_of_an_own_defence_nothing_is_said_where_no_attacker_has_its_code(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_of_an_own_defence_nothing_is_said_where_no_attacker_has_its_code(tmp_pa
         rows = [attacked("none", "dlg", i, psnr=60.0, fit=0.0) for i in (0, 1)]
         rows += [attacked("own", "dlg", i, fit=0.0, knowledge=knowledge, **far) for i in (0, 1)]
         folder.write_part("attacks", 0, rows)
-        assert [row["verdict"] for row in outcomes(folder)] == ["leaks", said]
+        assert [row["verdict"] for row in compute_outcomes(folder)] == ["leaks", said]
 
 
 def test_of_a_run_that_broke_off_leaks_alone_are_known(tmp_path: Path) -> None:
@@ -128,15 +128,19 @@ def test_of_a_run_that_broke_off_leaks_alone_are_known(tmp_path: Path) -> None:
     folder.write_part("attacks", 0, rows)
     inferred = {"arm": "noise", "round": 0, "victim": 1, "repeat": 0, "attack": "membership", "metric": "auc"}
     folder.write_part("inferences", 0, [inferred | {"value": 0.5, "chance": 0.5, "status": "ok"}])
-    assert [row["verdict"] for row in outcomes(folder)] == ["leaks", "not reconstructed", "not reconstructed"]
-    assert all(one.evidence("inferred") for one in settings(outcomes(folder)) if one.attack == "membership")
+    assert [row["verdict"] for row in compute_outcomes(folder)] == ["leaks", "not reconstructed", "not reconstructed"]
+    assert all(
+        one.evidence("inferred") for one in group_settings(compute_outcomes(folder)) if one.attack == "membership"
+    )
     folder.write_text("status.json", json.dumps({"state": "killed"}))
-    assert [row["verdict"] for row in outcomes(folder)] == ["leaks", "not measured", "not measured"]
-    assert [row["state"] for row in outcomes(folder)] == ["killed"] * 3
-    assert not any(one.evidence(name) for one in settings(outcomes(folder)) for name in ("psnr", "inferred"))
-    assert all(one.unproven == Weakness.UNFINISHED for one in settings(outcomes(folder)))
+    assert [row["verdict"] for row in compute_outcomes(folder)] == ["leaks", "not measured", "not measured"]
+    assert [row["state"] for row in compute_outcomes(folder)] == ["killed"] * 3
+    assert not any(
+        one.evidence(name) for one in group_settings(compute_outcomes(folder)) for name in ("psnr", "inferred")
+    )
+    assert all(one.unproven == Weakness.UNFINISHED for one in group_settings(compute_outcomes(folder)))
     folder.write_text("status.json", json.dumps({"state": "interrupted", "rounds_done": 1, "rounds": 1}))
-    assert [row["state"] for row in outcomes(folder)] == ["finished"] * 3, "stopped as its last round was over"
+    assert [row["state"] for row in compute_outcomes(folder)] == ["finished"] * 3, "stopped as its last round was over"
 
 
 def test_updates_on_which_an_attack_broke_off_are_counted(tmp_path: Path) -> None:
@@ -150,9 +154,9 @@ def test_updates_on_which_an_attack_broke_off_are_counted(tmp_path: Path) -> Non
         for sample in range(2)
     ]
     folder.write_part("attacks", 0, rows)
-    found = {row["attack"]: (row["without_result"], row["attacked"]) for row in outcomes(folder)}
+    found = {row["attack"]: (row["without_result"], row["attacked"]) for row in compute_outcomes(folder)}
     assert found == {"dlg": (2, 4), "rows": (1, 4)}  # a closed form that finds that nothing fits has answered
-    assert outcomes_table(outcomes(folder))["without_result"].to_pylist() == [2, 1]
+    assert outcomes_table(compute_outcomes(folder))["without_result"].to_pylist() == [2, 1]
 
 
 def test_pmm_is_against_the_arm_that_is_alike_but_for_the_defence(tmp_path: Path) -> None:
@@ -165,7 +169,7 @@ def test_pmm_is_against_the_arm_that_is_alike_but_for_the_defence(tmp_path: Path
         "sealed": {"defences": [], "protection": {"name": "ckks"}},
         "short noise": {"defences": ["gaussian"], "training": {"steps": 1}},
     }
-    found = {row["arm"]: row["pmm"] for row in outcomes(small_run(str(tmp_path), {"arms": arms}))}
+    found = {row["arm"]: row["pmm"] for row in compute_outcomes(small_run(str(tmp_path), {"arms": arms}))}
     expected = {"none": 1, "long": 1, "noise": 0.7 / 0.9, "long noise": 0.6 / 0.8, "sealed": 0.5 / 0.9}
     assert {arm: found[arm] for arm in expected} == pytest.approx(expected)
     assert found["short noise"] is None
@@ -179,7 +183,7 @@ def test_pmm_under_attack_by_clients_is_against_the_same_opponent(tmp_path: Path
     accuracies = [0.8, 0.5, 0.6, 0.2]
     played = [{"arm": a, "round": 0, "test_accuracy": v} for a, v in zip(names, accuracies, strict=True)]
     folder.write_part("rounds", 0, played)
-    found = {row["arm"]: row["pmm"] for row in outcomes(folder) if row["rounds"]}
+    found = {row["arm"]: row["pmm"] for row in compute_outcomes(folder) if row["rounds"]}
     assert found == pytest.approx(dict(zip(names, [1, 1, 0.75, 0.4], strict=True)))
 
 
@@ -200,7 +204,7 @@ def test_pmm_over_the_trials_of_a_sweep_needs_equal_values() -> None:
 def test_what_an_attack_did_not_measure_is_not_known(tmp_path: Path) -> None:
     folder = small_run(str(tmp_path), {})
     folder.write_part("attacks", 0, [attacked("none", "ggl", status="not applicable", psnr=None, label_accuracy=None)])
-    [row] = outcomes(folder)
+    [row] = compute_outcomes(folder)
     assert row["attack"] == "ggl"
     assert [name for name in MEASURES if row.get(name) is not None and measure_of(name).kind == "leakage"] == []
 
@@ -209,14 +213,14 @@ def test_labels_that_were_given_are_not_found(tmp_path: Path) -> None:
     folder = small_run(str(tmp_path), {})
     given = attacked("none", "told", psnr=9.0, knowledge=["defence", "labels"])
     folder.write_part("attacks", 0, [attacked("none", "blind", psnr=9.0), given])
-    assert {row["attack"]: row["label_accuracy"] for row in outcomes(folder)} == {"blind": 1.0, "told": None}
+    assert {row["attack"]: row["label_accuracy"] for row in compute_outcomes(folder)} == {"blind": 1.0, "told": None}
 
 
 def test_the_weakest_guarantee_counts(tmp_path: Path) -> None:
     folder = small_run(str(tmp_path), {})
     told = {"arm": "none", "rounds": 1, "delta": 1e-5, "unit": "sample"}
     folder.write_part("privacy", 0, [told | {"epsilon": 2.0}, told | {"epsilon": 5.0, "unit": "client"}])
-    [row] = outcomes(folder)
+    [row] = compute_outcomes(folder)
     assert (row["epsilon"], row["delta"], row["epsilon_unit"]) == (5.0, 1e-5, "client")
 
 
@@ -229,21 +233,21 @@ def test_the_worst_is_the_worst_for_who_protects() -> None:
 
 def test_the_interval_is_students() -> None:
     values = [11.0, 12.5, 13.0, 10.0]
-    found = estimate([*values, None, math.nan, math.inf])
+    found = estimate_mean([*values, None, math.nan, math.inf])
     assert found is not None
     low, high = stats.t.interval(0.95, 3, loc=11.625, scale=stats.sem(values))
     assert (found.mean, found.low, found.high, found.n) == pytest.approx((11.625, low, high, 4))
-    single = estimate([3.0])
+    single = estimate_mean([3.0])
     assert single is not None
     assert (single.mean, single.low, single.high, single.n) == (3.0, None, None, 1)
-    assert estimate([None, math.nan]) is None
+    assert estimate_mean([None, math.nan]) is None
 
 
 def test_intervals_are_cut_at_what_is_possible() -> None:
     values = {"test_accuracy": (0.05, 0.26), "train_seconds": (0.1, 0.3), "bytes_up": (1.0, 9.0), "ssim": (0.93, 0.99)}
     values |= {"mse": (0.0001, 0.01), "pmm": (0.5, 1.5), "psnr": (99.0, 100.0), "test_loss": (0.1, 2.0)}
     rows = [outcome(repeat=r, seed=r, **{name: both[r] for name, both in values.items()}) for r in range(2)]
-    [one] = settings(rows)
+    [one] = group_settings(rows)
     for name, estimated in one.measures.items():
         least, most = MEASURES[name].bounds
         assert estimated.low is not None
@@ -252,7 +256,7 @@ def test_intervals_are_cut_at_what_is_possible() -> None:
         assert estimated.cut, name
     accuracy = one.measures["test_accuracy"]
     assert (accuracy.low, accuracy.high) == (0.0, 1.0)
-    free = estimate([0.5, 0.52])
+    free = estimate_mean([0.5, 0.52])
     assert free is not None
     assert free.within("test_accuracy") == free
 
@@ -262,7 +266,7 @@ def test_the_training_time_is_one_wherever_it_is_told(tmp_path: Path) -> None:
     first = folder.read_table("rounds").to_pylist()[0]
     for round, seconds in ((1, 2.0), (2, 4.0)):
         folder.write_part("rounds", round, [first | {"round": round, "actor_seconds": seconds}])
-    [row] = outcomes(folder)
+    [row] = compute_outcomes(folder)
     [arm] = summarise_arms(["none"], {}, folder.read_table("rounds").to_pylist(), [])
     assert arm.actor_seconds is not None
     assert (row["train_seconds"], arm.actor_seconds.mean * row["rounds"]) == (9.0, 9.0)
@@ -280,14 +284,14 @@ def test_rounds_in_which_a_process_warms_up_do_not_count() -> None:
 
 
 def test_settings_gather_the_repeats_of_finished_trials(tmp_path: Path) -> None:
-    found = settings(small_sweep(tmp_path).outcomes().to_pylist(), [SIGMA])
+    found = group_settings(small_sweep(tmp_path).outcomes().to_pylist(), [SIGMA])
     assert [(s.arm, s.attack, s.fields.get(SIGMA)) for s in found[:4]] == [
         ("none", "dlg", None), ("none", "idlg", None), ("noise", "dlg", 0.01), ("noise", "idlg", 0.01)
     ]  # fmt: skip
     assert {s.measures["psnr"].n for s in found} == {3}
     assert found[2].title == "noise, sigma 0.01"
     rows = [outcome(psnr=1.0), outcome(psnr=9.0, status="stopped"), outcome(psnr=None, status="failed", attack=None)]
-    [only] = settings(rows)
+    [only] = group_settings(rows)
     assert only.measures["psnr"].mean == 1
 
 
@@ -312,7 +316,7 @@ def test_a_damaged_scenario_is_named(tmp_path: Path) -> None:
     folder = RunFolder.create(str(tmp_path), "broken")
     folder.write_text("scenario.yaml", "name: [unclosed")
     with pytest.raises(RunError, match=r"scenario.yaml' cannot be read"):
-        outcomes(folder)
+        compute_outcomes(folder)
     folder.write_text("scenario.yaml", "just words")
     with pytest.raises(RunError, match="should contain `key: value` pairs, not str"):
         SweepFolder.open(folder.url)

@@ -23,7 +23,7 @@ from rayfed.evidence.recommend import (
     parse_bound,
     recommend_setting,
 )
-from rayfed.evidence.settings import Weakness, settings
+from rayfed.evidence.settings import Weakness, group_settings
 from rayfed.report.text import recommendation
 from rayfed.results.loading import open_results
 from tests.helpers.command import run
@@ -70,7 +70,7 @@ def test_a_bound_holds_when_it_holds_for_every_attack() -> None:
 
 
 def repeated(arm: str, attack: str, values: list[float]) -> list[Any]:
-    return settings([outcome(arm, attack, psnr=value, repeat=place) for place, value in enumerate(values)])
+    return group_settings([outcome(arm, attack, psnr=value, repeat=place) for place, value in enumerate(values)])
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_what_nobody_attacked_is_not_private() -> None:
 
 
 def judged(arm: str, verdict: str, attack: str = "dlg", **columns: Any) -> Any:
-    [found] = settings([outcome(arm, attack, verdict=verdict, **columns)])
+    [found] = group_settings([outcome(arm, attack, verdict=verdict, **columns)])
     return found
 
 
@@ -152,7 +152,7 @@ def of_verdicts(arm: str, verdicts: Sequence[str], psnr: Sequence[float], **colu
     """One setting with a verdict and a PSNR for every repeat."""
     both = enumerate(zip(verdicts, psnr, strict=True))
     told = [{"repeat": i, "seed": i, "verdict": one, "psnr": value} for i, (one, value) in both]
-    [found] = settings([outcome(arm) | each | columns for each in told])
+    [found] = group_settings([outcome(arm) | each | columns for each in told])
     return found
 
 
@@ -178,7 +178,7 @@ def test_what_attacks_got_beside_failures_may_miss_a_bound() -> None:
 def test_settings_with_the_same_title_are_refused_one_by_one() -> None:
     found = [judged("noise", "not reconstructed", psnr=9.0, test_accuracy=0.8)]
     rows = [outcome("arm", verdict="inconclusive", psnr=5.0, sigma=0.1 + i * 1e-9) for i in range(5)]
-    found += settings(rows, ["sigma"])
+    found += group_settings(rows, ["sigma"])
     assert {one.title for one in found[1:]} == {"arm, sigma 0.1"}
     recommended = recommend_setting(found, [LEAK])
     assert [one.setting for one in recommended.refused] == found[1:]
@@ -221,7 +221,7 @@ def test_who_infers_nothing_without_a_defence_says_nothing_of_one(
     rows = [outcome("none", "membership", seed=seed, inferred=gain) for seed, gain in enumerate(bare)]
     rows += [outcome("noise", "membership", seed=0, inferred=behind), outcome("none", "gan", inferred=0.4)]
     rows += [outcome("other", "membership", seed=0, inferred=0.4)]
-    found = recommend_setting(mark_idle(settings(rows), {"arms": arms}), [parse_bound("inferred<=0.1")])
+    found = recommend_setting(mark_idle(group_settings(rows), {"arms": arms}), [parse_bound("inferred<=0.1")])
     assert (found.meeting, found.chosen.title == "noise") == (meeting, bool(meeting) or behind > 0.1)
     assert (Weakness.IDLE in refused(found).get("noise", ())) == (not bare or min(bare) <= 0)
 
@@ -232,7 +232,8 @@ def test_one_run_shows_that_an_attack_works_by_its_whole_interval(low: float | N
     rows.append(outcome("noise", "membership", seed=0, inferred=0.05, inferred_low=-0.2))
     arms = {"none": {"defences": []}, "noise": {"defences": ["gaussian"]}}
     assert (
-        recommend_setting(mark_idle(settings(rows), {"arms": arms}), [parse_bound("inferred<=0.1")]).meeting == meeting
+        recommend_setting(mark_idle(group_settings(rows), {"arms": arms}), [parse_bound("inferred<=0.1")]).meeting
+        == meeting
     )
 
 
@@ -242,7 +243,7 @@ def test_a_bound_on_inferences_names_the_attacks_that_nothing_shows_to_work(prop
     gains |= {("noise", "membership"): 0.05, ("noise", "property"): 0.0}
     rows = [outcome(*one, seed=0, inferred=gain) for one, gain in gains.items()]
     arms = {"none": {"defences": []}, "noise": {"defences": ["gaussian"]}}
-    found = recommend_setting(mark_idle(settings(rows), {"arms": arms}), [parse_bound("inferred<=0.1")])
+    found = recommend_setting(mark_idle(group_settings(rows), {"arms": arms}), [parse_bound("inferred<=0.1")])
     assert (found.chosen.title, found.meeting) == ("noise", 1)
     assert {one.attack: one.idle for one in found.chosen.settings} == {
         "membership": False,
@@ -255,8 +256,8 @@ def test_no_bound_is_met_where_any_attack_failed_in_some_repeats() -> None:
     whole = outcome("half", "a") | {"seed": 0, "verdict": "not reconstructed", "psnr": 5.0}
     verdicts = ["not reconstructed", "inconclusive", "inconclusive"]
     met = [outcome("half", "b") | {"repeat": i, "seed": i, "verdict": v, "psnr": 5.0} for i, v in enumerate(verdicts)]
-    assert recommend_setting(settings([whole, *met]), [LEAK]).meeting == 0
-    assert recommend_setting(settings([whole, met[0]]), [LEAK]).meeting == 1
+    assert recommend_setting(group_settings([whole, *met]), [LEAK]).meeting == 0
+    assert recommend_setting(group_settings([whole, met[0]]), [LEAK]).meeting == 1
 
 
 def test_nobody_uses_a_model_that_guesses() -> None:
@@ -273,7 +274,7 @@ def test_nobody_uses_a_model_that_guesses() -> None:
 def test_it_says_in_how_many_repeats_the_model_guesses(collapsed: int) -> None:
     accuracies = [0.1] * collapsed + [0.9] * (3 - collapsed)
     rows = [outcome("clip", seed=i, test_accuracy=a, baseline_accuracy=0.13) for i, a in enumerate(accuracies)]
-    found = recommend_setting(settings(rows), [parse_bound("test_accuracy>=0.2")])
+    found = recommend_setting(group_settings(rows), [parse_bound("test_accuracy>=0.2")])
     assert found.chosen.settings[0].collapsed == collapsed
 
 
@@ -301,7 +302,7 @@ def test_what_cannot_be_answered_is_refused() -> None:
 
 def test_only_an_epsilon_is_a_guarantee() -> None:
     row = outcome("dp", psnr=9.0, epsilon=2.5, delta=1e-5, epsilon_unit="sample")
-    rows = [*settings([row]), setting("none", psnr=5)]
+    rows = [*group_settings([row]), setting("none", psnr=5)]
     unguarded = recommend_setting(rows, [parse_bound("epsilon<=1"), parse_bound("psnr<=6")])
     assert unguarded.chosen.title == "dp"  # a bound that is missed is nearer than one of which nothing is known
 

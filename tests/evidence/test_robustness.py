@@ -8,7 +8,7 @@ import pytest
 
 from rayfed.evidence.arms import arm_and_opponent
 from rayfed.evidence.robustness import robustness_matrix
-from rayfed.evidence.settings import settings
+from rayfed.evidence.settings import group_settings
 from tests.helpers.result_fixtures import outcome
 
 SCENARIO = {"arms": {"dp": {}, "dp vs": {}, "a vs b": {}}, "opponents": {"flip": {}, "c vs d": {}}}
@@ -47,7 +47,7 @@ def test_an_arm_without_opponents_is_not_in_the_matrix() -> None:
 def test_a_setting_has_the_swept_values_of_its_own_arm() -> None:
     fields = ["training.lr", "arms.dp.dp_sgd.noise", "arms.a vs b.dp_sgd.noise"]
     values = dict(zip(fields, (0.1, 1.0, 2.0), strict=True))
-    found = settings([outcome(f"{arm} vs flip", **values) for arm in SCENARIO["arms"]], fields, scenario=SCENARIO)
+    found = group_settings([outcome(f"{arm} vs flip", **values) for arm in SCENARIO["arms"]], fields, scenario=SCENARIO)
     assert [one.fields for one in found] == [
         {"training.lr": 0.1, "arms.dp.dp_sgd.noise": 1.0},
         {"training.lr": 0.1},

@@ -12,7 +12,7 @@ import yaml
 from rich.console import Console
 
 from rayfed.evidence.knowledge_pairs import FailedAttack, failed_attacks, mark_outdone
-from rayfed.evidence.settings import settings
+from rayfed.evidence.settings import group_settings
 from rayfed.report.export.tables import export_table
 from rayfed.report.html.sweep import write_sweep_report
 from rayfed.report.terminal.sweep import SweepView
@@ -62,13 +62,13 @@ def sweep(tmp_path: Path) -> SweepFolder:
 
 
 def test_a_twin_that_knows_more_and_got_less_under_every_seed_is_outdone() -> None:
-    found = mark_outdone(settings(rows()), SCENARIO)
+    found = mark_outdone(group_settings(rows()), SCENARIO)
     assert {(one.arm, one.attack): set(one.outdone) for one in found if one.outdone} == {
         ("flip", "informed"): {"psnr", "label_accuracy"}
     }
     assert failed_attacks(found) == [FAILED]
     other = {**SCENARIO, "attacks": [{**one, "iterations": i} for i, one in enumerate(SCENARIO["attacks"])]}  # type: ignore[arg-type]
-    assert not failed_attacks(mark_outdone(settings(rows()), other)), "another search is no twin"
+    assert not failed_attacks(mark_outdone(group_settings(rows()), other)), "another search is no twin"
 
 
 def test_its_figure_is_marked_and_never_bold(sweep: SweepFolder) -> None:

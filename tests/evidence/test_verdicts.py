@@ -19,7 +19,7 @@ from rayfed.core.reasons import Reason
 from rayfed.errors import UserError
 from rayfed.evidence.membership import Identification, Roc
 from rayfed.evidence.next_step import NextStep, Step, decide_next_step
-from rayfed.evidence.outcomes import outcomes, with_verdicts
+from rayfed.evidence.outcomes import compute_outcomes, with_verdicts
 from rayfed.evidence.verdicts import choose_criterion, collect_evidence, find_closest, read_evidence, write_verdicts
 from rayfed.metrics.roc import Estimate
 from rayfed.report.export.redaction import redact
@@ -153,9 +153,9 @@ def test_a_killed_run_is_not_running_after_a_driver_that_could_not_continue(tmp_
     folder.write_part("attacks", 0, [row("bare", 30.0)])
     folder.write_text("status.json", json.dumps({"state": "running", "rounds_done": 1, "rounds": 2}))
     with suppress(UserError), hold_lease(folder, print):
-        assert exits.status(folder)["state"] == "running"
+        assert exits.read_status(folder)["state"] == "running"
         raise UserError("the scenario was edited")
-    assert exits.status(folder)["state"] == "killed"
+    assert exits.read_status(folder)["state"] == "killed"
     write_report(folder)
     assert folder.read_table("verdicts")["unfinished"].to_pylist() == [False, True, True]
 
@@ -164,7 +164,7 @@ def test_outcomes_give_the_reason_of_the_verdict(tmp_path: Path) -> None:
     folder = small_run(str(tmp_path), SCENARIO)
     folder.write_part("attacks", 0, [row("bare", 30.0), row("noise", 9.0, fit=None)])
     [finding] = [one for one in read_evidence(folder).findings if one.arm == "noise"]
-    [outcome] = [one for one in outcomes(folder) if one["arm"] == "noise"]
+    [outcome] = [one for one in compute_outcomes(folder) if one["arm"] == "noise"]
     assert (outcome["result"], outcome["verdict"]) == ("not reconstructed", "inconclusive")
     assert outcome["doubt"] == finding.reason == Reason.ADAPTIVE_NOT_COMPARED
 
@@ -251,7 +251,7 @@ def test_table_outcomes_and_gate_agree_on_a_run_that_was_stopped(
     run = open_results(folder.url)
     assert isinstance(run, Run)
     assert {one.arm: one.state for one in run.verdicts()}["noise"] == state
-    assert {one["arm"]: one["verdict"] for one in outcomes(folder)}["noise"] == state
+    assert {one["arm"]: one["verdict"] for one in compute_outcomes(folder)}["noise"] == state
     assert GatedRun(folder, folder.url).inputs.finished == known
 
 

@@ -60,7 +60,7 @@ def folder(kind: str) -> Path:
 def model(kind: str, loss: losses.Loss, classes: int = len(SAMPLE.vocabulary), **parameters: Any) -> nn.Module:
     """Return the folder's model with its loss."""
     built = build_model("hf", {"path": folder(kind), "dropout": 0.0, **parameters}, SAMPLE, classes, seed=0)
-    losses.attach(built, loss)
+    losses.attach_loss(built, loss)
     return built
 
 

@@ -21,7 +21,7 @@ import yaml
 from sklearn.datasets import load_digits
 from torch.nn import functional as F
 
-from rayfed.evidence.outcomes import outcomes, with_pmm
+from rayfed.evidence.outcomes import compute_outcomes, with_pmm
 from rayfed.results.sweep_folder import SweepFolder
 from rayfed.store.folder import RunFolder
 from rayfed.store.images import encode_png
@@ -146,7 +146,7 @@ def make_sweep(
             continue
         _trial(sweep.trial(run), arm, sigma, repeat, pairs)
         status = "stopped" if left <= failed + stopped else "finished"
-        rows += [row | trial | {"status": status, "run": run} for row in outcomes(sweep.trial(run))]
+        rows += [row | trial | {"status": status, "run": run} for row in compute_outcomes(sweep.trial(run))]
     sweep.write_outcomes(with_pmm(rows, sweep.scenario, lambda row: row["repeat"]))
     return sweep
 

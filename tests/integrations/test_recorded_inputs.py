@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from rayfed import record
 from rayfed.audits import replay
-from rayfed.core.arrays import by_name
+from rayfed.core.arrays import name_arrays
 from rayfed.core.losses import BinaryCrossEntropy, CausalLM, CrossEntropy, MeanSquaredError
 from rayfed.core.recording_checks import Normalisation, check_round
 from rayfed.core.targets import to_targets
@@ -443,7 +443,7 @@ def test_samples_in_half_precision_are_told_apart() -> None:
 
 def test_arrays_by_name_leave_out_what_is_no_tensor() -> None:
     net = nn.Linear(2, 1)
-    found = by_name("sent", {**net.state_dict(), "head._extra_state": {"step": 3}}, net)
+    found = name_arrays("sent", {**net.state_dict(), "head._extra_state": {"step": 3}}, net)
     assert sorted(found) == ["bias", "weight"]
     with pytest.raises(UserError, match="weight"):
-        by_name("sent", {"weight": None}, net)
+        name_arrays("sent", {"weight": None}, net)

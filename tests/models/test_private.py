@@ -35,7 +35,7 @@ from rayfed.simulation.client.server_message import Sent
 from rayfed.simulation.client.visit import ClientVisit
 from rayfed.simulation.executors.local import local
 from rayfed.simulation.executors.worker import ClientWorker
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.simulation.progress import Progress
 from rayfed.store import checkpoint
 from rayfed.threat_model.observations import ObservationBuilder
@@ -63,7 +63,7 @@ def parsed(*changes: str) -> Scenario:
 
 
 def hosted(s: Scenario, arm: str = "locked") -> tuple[ClientWorker, Sent]:
-    inputs = prepare(s)
+    inputs = prepare_inputs(s)
     runtime = ClientWorker(s, inputs.data, inputs.parts, torch.device("cpu"))
     return runtime, Sent(0, runtime.arm(arm).weights, runtime.arm(arm).buffers)
 

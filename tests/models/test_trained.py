@@ -23,7 +23,7 @@ from rayfed.simulation.client.server_message import Sent
 from rayfed.simulation.client.visit import ClientVisit
 from rayfed.simulation.executors.local import local
 from rayfed.simulation.executors.worker import ClientWorker
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.simulation.progress import Progress
 from rayfed.store.folder import RunFolder
 from rayfed.threat_model.observations import ObservationBuilder
@@ -300,7 +300,7 @@ def test_defences_rules_and_channels_see_what_is_trained_alone(
     folders: dict[str, Path], tmp_path: Path, model: str, train: str
 ) -> None:
     s = scenario(f"hf:{folders[model]}" if model in folders else model, train)
-    built = prepare(s).accounts[0].arm
+    built = prepare_inputs(s).accounts[0].arm
     size = 4 * sum(t.numel() for t in (*built.weights.values(), *built.buffers.values()))
     assert size < 0.1 * 4 * sum(p.numel() for p in built.model.parameters())
     run = played(s, tmp_path)
@@ -315,7 +315,7 @@ def test_defences_rules_and_channels_see_what_is_trained_alone(
 
 
 def client(s: Scenario) -> tuple[ClientWorker, Sent]:
-    inputs = prepare(s)
+    inputs = prepare_inputs(s)
     built = inputs.accounts[0].arm
     return ClientWorker(s, inputs.data, inputs.parts, torch.device("cpu")), Sent(0, built.weights, built.buffers)
 

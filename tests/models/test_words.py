@@ -21,7 +21,7 @@ from rayfed.registry import build
 from rayfed.samples import Pixels
 from rayfed.scenario import parse
 from rayfed.simulation.client.runtime import ClientRuntime, Sent
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 
 RENDERED = {"format": "rendered", "samples": 6, "length": 3, "letters": "0123"}
 
@@ -252,12 +252,12 @@ CRNN = "{name: crnn, width: 2, hidden: 4}"
 )
 def test_what_knows_classes_alone_is_refused(model: str, change: str | None, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        prepare(parse(SCENARIO.format(source=SOURCE, model=model), changes=[change] if change else []))
+        prepare_inputs(parse(SCENARIO.format(source=SOURCE, model=model), changes=[change] if change else []))
 
 
 def hosted(*changes: str) -> tuple[ClientRuntime, Sent]:
     s = parse(SCENARIO.format(source=SOURCE, model=CRNN), changes=changes)
-    inputs = prepare(s)
+    inputs = prepare_inputs(s)
     runtime = ClientRuntime(s, inputs.data, inputs.parts, torch.device("cpu"))
     return runtime, Sent(0, runtime.arm("none").weights, runtime.arm("none").buffers)
 
@@ -269,4 +269,4 @@ def test_words_do_not_train_in_one_vmap_call() -> None:
 
 def test_what_works_on_the_update_takes_words() -> None:
     changes = ["defences=[{name: gaussian, sigma: 0.1}, {name: prune, ratio: 0.5}, {name: key_lock, length: 4}]"]
-    prepare(parse(SCENARIO.format(source=SOURCE, model=CRNN), changes=changes))
+    prepare_inputs(parse(SCENARIO.format(source=SOURCE, model=CRNN), changes=changes))

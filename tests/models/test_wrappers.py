@@ -191,7 +191,7 @@ def test_hooks_of_a_wrapper_are_not_lost_silently() -> None:
 
 def test_the_loss_of_a_wrapper_is_that_of_the_module() -> None:
     model = nn.DataParallel(net())
-    losses.attach(model, losses.make_loss("mean_squared_error", {}))
+    losses.attach_loss(model, losses.make_loss("mean_squared_error", {}))
     assert isinstance(losses.get_loss(unwrap(model)), losses.MeanSquaredError)
 
 

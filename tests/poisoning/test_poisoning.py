@@ -24,7 +24,7 @@ from rayfed.poisoning.sign_flip import SignFlip
 from rayfed.scenario import Scenario, resolve
 from rayfed.simulation.client import plan
 from rayfed.simulation.client.runtime import ClientRuntime, Sent
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.store.folder import RunFolder
 from rayfed.update import Update
 
@@ -60,7 +60,7 @@ federation: {{rounds: 2, clients: 6, cohort_size: 2, malicious: {malicious}}}
 
 
 def hosted(s: Scenario) -> tuple[ClientRuntime, Sent]:
-    inputs = prepare(s)
+    inputs = prepare_inputs(s)
     runtime = ClientRuntime(inputs.scenario, inputs.data, inputs.parts, CPU)
     built = runtime.arm("none")
     return runtime, Sent(1, built.weights, built.buffers)
@@ -210,7 +210,7 @@ def test_attacks_observe_honest_clients() -> None:
     s = scenario("{name: label_flip, clients: [0, 2]}", attack)
     assert plan.victims(s, s.attacks[0], 0, [50] * 6) == [1, 3, 4]
     with pytest.raises(ScenarioError, match="client 2 as a victim, which is malicious"):
-        prepare(scenario("{name: label_flip, clients: [0, 2]}", "attacks=[{name: dlg, victims: [2]}]"))
+        prepare_inputs(scenario("{name: label_flip, clients: [0, 2]}", "attacks=[{name: dlg, victims: [2]}]"))
 
 
 def test_every_arm_meets_every_opponent() -> None:
@@ -222,7 +222,7 @@ def test_every_arm_meets_every_opponent() -> None:
     arms = resolve(s)
     assert arms["median vs flip"].aggregation.name == "median"
     assert arms["median vs nobody"].malicious is None
-    again = resolve(scenarios.parse(prepare(s).scenario.dump()))
+    again = resolve(scenarios.parse(prepare_inputs(s).scenario.dump()))
     assert {name: arm.malicious for name, arm in again.items()} == {name: arm.malicious for name, arm in arms.items()}
 
 
@@ -259,7 +259,7 @@ def test_mistakes_are_told_with_their_place(change: str, message: str) -> None:
 )
 def test_what_fits_neither_data_nor_rounds_is_told_before_the_first_one(malicious: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        prepare(scenario(malicious))
+        prepare_inputs(scenario(malicious))
 
 
 def test_a_poisoning_that_overrides_nothing_does_nothing() -> None:

@@ -24,7 +24,7 @@ from rayfed.evidence.proved_bounds import (
     nontrivial_comparisons,
 )
 from rayfed.evidence.recommend import parse_bound, recommend_setting
-from rayfed.evidence.settings import settings
+from rayfed.evidence.settings import group_settings
 from rayfed.metrics.roc import share
 from rayfed.privacy.accountant import Release
 from rayfed.privacy.printing import format_share_bound
@@ -37,7 +37,7 @@ from rayfed.results.loading import open_results
 from rayfed.runs import runner
 from rayfed.runs.bounds import BoundExceeded
 from rayfed.simulation.executors.local import local
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.simulation.progress import Progress
 from rayfed.store import exits
 from rayfed.store.folder import RunFolder
@@ -159,7 +159,7 @@ def test_shares_are_printed_rounded_up() -> None:
 
 
 def test_an_account_carries_its_bounds_and_says_which_unit_they_are_about() -> None:
-    samples, clients, bare = prepare(scenarios.parse(ACCOUNTS)).privacy
+    samples, clients, bare = prepare_inputs(scenarios.parse(ACCOUNTS)).privacy
     for row in (samples, clients):  # four releases of a multiplier of 2, and of 8 over twice the clip bound
         moved = 2 / (2 if row is samples else 4)
         assert row["rero_100"] == pytest.approx(norm.cdf(norm.ppf(0.01) + moved), abs=1e-4)
@@ -177,12 +177,12 @@ def test_a_setting_is_recommended_by_its_proved_bound() -> None:
         | {f"epsilon_{name}": "the same" for name in ("unit", "adjacency", "against")}
         for arm, rero, epsilon, delta in (("much", 0.2, 3.0, 1e-5), ("less", 0.04, 2.0, 1e-6))
     ]
-    found = recommend_setting(settings(rows), [parse_bound("rero<=0.05")])
+    found = recommend_setting(group_settings(rows), [parse_bound("rero<=0.05")])
     assert (found.chosen.title, found.meeting) == ("less", 1)  # whatever the deltas, of which it knows nothing
     with pytest.raises(UserError, match="different kinds"):
-        recommend_setting(settings(rows), [parse_bound("epsilon<=5")])
+        recommend_setting(group_settings(rows), [parse_bound("epsilon<=5")])
     with pytest.raises(UserError, match="bound on rero"):
-        recommend_setting(settings([row | {"rero": None} for row in rows]), [parse_bound("rero<=0.05")])
+        recommend_setting(group_settings([row | {"rero": None} for row in rows]), [parse_bound("rero<=0.05")])
 
 
 def test_a_bound_that_nothing_could_pass_is_compared_with_nothing() -> None:
@@ -241,7 +241,7 @@ def test_a_measurement_above_its_bound_is_an_error_of_ours(tmp_path: Path) -> No
     with pytest.raises(BoundExceeded):
         runner.attack(planted, None, str(tmp_path / "planted"), local, Progress())
     [left] = (tmp_path / "planted").iterdir()
-    assert exits.status(RunFolder.open(str(left)))["state"] == "failed"
+    assert exits.read_status(RunFolder.open(str(left)))["state"] == "failed"
 
 
 def test_the_command_ends_with_1_and_both_figures(tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ attacks:
   - {name: membership, knowledge: [candidates], label: asked, rounds: [0, 3]}
   - {name: analytic, observes: gradient, batch_size: 2, averages: 9, knowledge: [defence], label: mean}
 """
-    found = prepare(scenarios.parse(ACCOUNTS + attacks))
+    found = prepare_inputs(scenarios.parse(ACCOUNTS + attacks))
     rows = {(row["arm"], row["attack"]): row for row in found.proved(training=True) if row["chance"] == 1e-4}
     assert {arm for arm, _ in rows} == {"samples", "clients"}  # bare noise has none, nor a server's noise for a server
 

@@ -28,10 +28,10 @@ from rayfed.evidence.criteria import Criterion
 from rayfed.evidence.guarantee_compat import mixed_guarantees
 from rayfed.evidence.pareto import compute_front
 from rayfed.evidence.recommend import parse_bound, recommend_setting
-from rayfed.evidence.settings import settings
+from rayfed.evidence.settings import group_settings
 from rayfed.gradients import weights_of
 from rayfed.models.private import without
-from rayfed.privacy.accountant import Method, Release, guarantee
+from rayfed.privacy.accountant import Method, Release, compute_guarantee
 from rayfed.privacy.printing import format_lower, format_upper
 from rayfed.privacy.spending import ClientWork, PrivacySetting, Spending
 from rayfed.report.export.tables import export_table
@@ -46,7 +46,7 @@ from rayfed.report.text.tables import grid
 from rayfed.scenario import DataSpec, parse
 from rayfed.simulation.client.local import update_method
 from rayfed.simulation.client.runtime import ClientRuntime, Sent
-from rayfed.simulation.inputs import Inputs, prepare
+from rayfed.simulation.inputs import Inputs, prepare_inputs
 from rayfed.store.schemas import TABLES
 from rayfed.update import Named, Update
 from tests.conftest import REPOSITORY
@@ -119,7 +119,7 @@ def tiny() -> Any:
 def claiming(stack: list[dict[str, Any]], mechanism: str) -> tuple[Inputs, Defence, Spending] | None:
     """A run of that stack, its mechanism and what it spends; None where the pair is refused or nothing is claimed."""
     try:
-        found = prepare(parse(TINY, changes=[f"arms={{a: {stack}}}"]))
+        found = prepare_inputs(parse(TINY, changes=[f"arms={{a: {stack}}}"]))
     except UserError:
         return None
     account = found.accounts[0]
@@ -242,7 +242,7 @@ def test_private_layers_trained_on_raw_data_leave_no_epsilon() -> None:
         for mechanism in ("dp_sgd", "fed_cdp"):
             noised = {"name": mechanism, **MECHANISMS[mechanism]}
             for stack in ([{"name": private}, noised], [noised, {"name": private}]):
-                [row] = prepare(parse(TINY, changes=[f"arms={{a: {stack}}}"])).privacy
+                [row] = prepare_inputs(parse(TINY, changes=[f"arms={{a: {stack}}}"])).privacy
                 assert "epsilon" not in row
                 assert f"private layers of {private}" in row["note"]
 
@@ -301,7 +301,7 @@ privacy: {accountant: rdp}
 
 def noted(name: str, **parameters: float) -> Any:
     stack = [{"name": name, **{"noise_multiplier": 2.0} | parameters}]
-    return prepare(parse(RUN, changes=[f"arms={{a: {stack}}}"])).privacy
+    return prepare_inputs(parse(RUN, changes=[f"arms={{a: {stack}}}"])).privacy
 
 
 @pytest.mark.parametrize(
@@ -345,8 +345,8 @@ PROMISE: dict[str, Any] = {
 )
 def test_epsilons_of_different_guarantees_are_not_compared(change: dict[str, Any]) -> None:
     rows = [outcome("a", psnr=9.0, test_accuracy=0.9, **PROMISE)]
-    alike = settings([*rows, outcome("b", psnr=9.0, test_accuracy=0.8, **PROMISE | {"epsilon": 1.0})])
-    mixed = settings([*rows, outcome("b", psnr=9.0, test_accuracy=0.8, **PROMISE | {"epsilon": 1.0} | change)])
+    alike = group_settings([*rows, outcome("b", psnr=9.0, test_accuracy=0.8, **PROMISE | {"epsilon": 1.0})])
+    mixed = group_settings([*rows, outcome("b", psnr=9.0, test_accuracy=0.8, **PROMISE | {"epsilon": 1.0} | change)])
     asked = [parse_bound("epsilon<=1.5")]
     assert recommend_setting(alike, asked).chosen.title == "b"
     with pytest.raises(UserError, match=r"of different kinds.*a: .*b: "):
@@ -385,18 +385,18 @@ def in_table(format: str, epsilon: float, delta: float) -> str:
 
 
 def advised(epsilon: float, delta: float) -> str:
-    rows = settings([outcome("a", psnr=9.0, **PROMISE | {"epsilon": epsilon, "delta": delta})])
+    rows = group_settings([outcome("a", psnr=9.0, **PROMISE | {"epsilon": epsilon, "delta": delta})])
     return " ".join(recommendation.remarks(recommend_setting(rows, [parse_bound("psnr<=10")])))
 
 
 def swept(epsilon: float, delta: float) -> str:
-    rows = settings([outcome("a", psnr=9.0, **PROMISE | {"epsilon": epsilon, "delta": delta})])
+    rows = group_settings([outcome("a", psnr=9.0, **PROMISE | {"epsilon": epsilon, "delta": delta})])
     return " ".join(sweep_summary(rows, None, Criterion.from_modality("pixels", None), {}, ["a"])[-1].lines)
 
 
 def in_grid(epsilon: float, repeats: int) -> str:
     rows = [outcome("a", psnr=9.0, seed=seed, **PROMISE | {"epsilon": epsilon / 2**seed}) for seed in range(repeats)]
-    found = grid(settings(rows))
+    found = grid(group_settings(rows))
     return found.rows[0][found.headings.index("epsilon")]
 
 
@@ -487,4 +487,4 @@ def test_the_accountant_errs_on_the_safe_side(method: Method, multiplier: float,
 
     for delta in (1e-3, 1e-6, 1e-9):
         exact = get_epsilon_gaussian(multiplier / count**0.5, delta)
-        assert guarantee([Release("gaussian", multiplier, count)], delta, method).epsilon >= exact
+        assert compute_guarantee([Release("gaussian", multiplier, count)], delta, method).epsilon >= exact

@@ -20,7 +20,7 @@ from rayfed.crypto import masking
 from rayfed.crypto.masking import Advertised, Transcript
 from rayfed.defences.dp_fedavg import DpFedAvg, multiplier_of_rounded
 from rayfed.errors import UserError
-from rayfed.privacy.accountant import Release, guarantee
+from rayfed.privacy.accountant import Release, compute_guarantee
 from rayfed.privacy.spending import ClientWork, PrivacySetting
 from rayfed.protections.secure_aggregation import Dropouts, SecureAggregation
 from rayfed.scenario import resolve
@@ -28,7 +28,7 @@ from rayfed.simulation.client import plan
 from rayfed.simulation.client.arm import aggregation_of
 from rayfed.simulation.client.local import update_method
 from rayfed.simulation.client.runtime import ClientRuntime, Sent
-from rayfed.simulation.inputs import Inputs, prepare
+from rayfed.simulation.inputs import Inputs, prepare_inputs
 from rayfed.update import Named, Update
 
 TEXT = """
@@ -44,7 +44,7 @@ MASKS = "{name: secure_aggregation}"
 
 def inputs(defence: str = NOISY, protection: str = "null", **changes: str) -> Inputs:
     text = TEXT + f"arms: {{dp: {{defences: [{defence}], protection: {protection}}}}}\n"
-    return prepare(scenarios.parse(text, changes=[f"{k.replace('__', '.')}={v}" for k, v in changes.items()]))
+    return prepare_inputs(scenarios.parse(text, changes=[f"{k.replace('__', '.')}={v}" for k, v in changes.items()]))
 
 
 def claimed(defence: str = NOISY, protection: str = "null", **changes: str) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def test_the_noise_of_clients_has_an_epsilon_under_masks() -> None:
     plain, masked = claimed(), claimed(protection=MASKS)
     assert masked["epsilon"] == plain["epsilon"]
     assert masked["epsilon"] == pytest.approx(
-        guarantee([Release("gaussian", 4 * (5 / 6) ** 0.5, 4)], 1e-5).epsilon, rel=1e-4
+        compute_guarantee([Release("gaussian", 4 * (5 / 6) ** 0.5, 4)], 1e-5).epsilon, rel=1e-4
     )
     assert "rounded to steps of 9.54e-07," in masked["mechanism"]
     assert "no single update" in masked["against"]
@@ -159,7 +159,7 @@ def test_the_sum_of_rounded_parts_keeps_to_the_printed_epsilon(
 
 def test_rounding_that_is_not_accounted_breaks_a_promise() -> None:
     """So the test before this one can fail: noise of a tenth of a step vanishes in the rounding."""
-    naive = guarantee([Release("gaussian", 1.0, 1)], 1e-3).epsilon
+    naive = compute_guarantee([Release("gaussian", 1.0, 1)], 1e-3).epsilon
     with_victim, without = law([10.0, 0.0, 0.0, 0.0], 0.1), law([0.0] * 4, 0.1)
     assert hockey_stick(with_victim, without, naive) > 0.9
 
@@ -227,7 +227,7 @@ def test_noise_of_drop_outs_is_missing_in_the_sum_and_in_the_account(dropouts: s
     noise = (vector(loud) - vector(quiet)) * 6 / (4 * 0.5)
     assert stats.kstest(noise / (parts / 6) ** 0.5, "norm").pvalue > 1e-3
     rest = Release("gaussian", 4 * ((parts - 1) / 6) ** 0.5, 4)  # one colludes
-    assert claimed(protection=masks)["epsilon"] == pytest.approx(guarantee([rest], 1e-5).epsilon, rel=1e-4)
+    assert claimed(protection=masks)["epsilon"] == pytest.approx(compute_guarantee([rest], 1e-5).epsilon, rel=1e-4)
 
 
 def test_where_no_noise_is_left_is_said() -> None:
@@ -279,7 +279,9 @@ def test_whom_a_guarantee_holds_against_names_how_many_collude() -> None:
 
 def test_the_noise_that_colluders_added_is_no_noise() -> None:
     row = claimed(NOISY.replace("}", ", colluders: 4}"))
-    assert row["epsilon"] == pytest.approx(guarantee([Release("gaussian", 4 * (2 / 6) ** 0.5, 4)], 1e-5).epsilon)
+    assert row["epsilon"] == pytest.approx(
+        compute_guarantee([Release("gaussian", 4 * (2 / 6) ** 0.5, 4)], 1e-5).epsilon
+    )
 
 
 @pytest.mark.engine
@@ -297,9 +299,9 @@ def test_a_fixed_draw_is_one_among_those_who_do_not_collude() -> None:
     for colluders, population in ((1, 9), (4, 6)):
         [release] = DpFedAvg(noise_multiplier=8, colluders=colluders).released(setting(10, 5, 30), 8)
         assert release.drawn == (5, population)
-        assert guarantee([release], 1e-5).epsilon == pytest.approx(6.813, abs=1e-3)  # of all, drawn or not
+        assert compute_guarantee([release], 1e-5).epsilon == pytest.approx(6.813, abs=1e-3)  # of all, drawn or not
     few, many = (
-        guarantee(DpFedAvg(noise_multiplier=4, colluders=c).released(setting(100, 10, 30), 4), 1e-5).epsilon
+        compute_guarantee(DpFedAvg(noise_multiplier=4, colluders=c).released(setting(100, 10, 30), 4), 1e-5).epsilon
         for c in (1, 40)
     )
     assert many > 1.2 * few
@@ -331,7 +333,7 @@ def test_no_colluders_see_more_of_a_draw_than_is_printed(clients: int, drawn: in
     delta, grid = 1e-4, np.linspace(-drawn - 9 * multiplier, drawn + 9 * multiplier, 20001)
     for colluders in range(1, clients - 1):
         defence = DpFedAvg(noise_multiplier=multiplier, colluders=colluders, delta=delta)
-        printed = guarantee(defence.released(setting(clients, drawn), multiplier), delta).epsilon
+        printed = compute_guarantee(defence.released(setting(clients, drawn), multiplier), delta).epsilon
         for other in (-1.0, 0.0, 1.0):
             known = (other, clients, drawn, colluders, multiplier, grid)
             assert hockey_stick(drawn_sums(1.0, *known), drawn_sums(-1.0, *known), printed) <= delta * (1 + 1e-6)

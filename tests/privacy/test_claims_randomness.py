@@ -21,7 +21,7 @@ from rayfed.crypto.keys import derive
 from rayfed.errors import RunError, ScenarioError
 from rayfed.gradients import weights_of
 from rayfed.models.build import build_model
-from rayfed.privacy.sampling import Draw, SecureGenerator, add_noise, gaussian, generator, laplace
+from rayfed.privacy.sampling import Draw, SecureGenerator, add_noise, make_generator, sample_gaussian, sample_laplace
 from rayfed.runs import runner, sweeps
 from rayfed.runs.local_sweep import local_sweep
 from rayfed.scenario import Training, resolve
@@ -31,7 +31,7 @@ from rayfed.simulation.client.local import batches, update_method
 from rayfed.simulation.client.plan import drawn_clients
 from rayfed.simulation.client.runtime import ClientRuntime, Sent
 from rayfed.simulation.executors.local import local
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.simulation.progress import Progress, SweepProgress
 from rayfed.store import run_key
 from rayfed.store.folder import RunFolder
@@ -126,7 +126,7 @@ def test_secure_scenarios_do_not_follow_from_their_seed() -> None:
     assert first.seed == second.seed == plain.seed == 0
     assert len({s.secret("client", 0, 1, "order") for s in (first, second, plain)}) == 3
     assert len({tuple(drawn_clients(s, 0)) for s in (first, second, plain)}) == 3
-    noise = [gaussian(torch.Size([5]), s.generator("client", 0, 1, "defences", "a")) for s in (first, second)]
+    noise = [sample_gaussian(torch.Size([5]), s.generator("client", 0, 1, "defences", "a")) for s in (first, second)]
     assert not torch.equal(*noise)
     assert plain.secret("x") == scenarios.parse(plain.dump()).secret("x")
 
@@ -152,7 +152,7 @@ def test_a_round_that_is_played_again_without_a_client_has_other_noise() -> None
     secure = scenarios.parse(SECURE)
 
     def noise(*failed: int) -> torch.Tensor:
-        return gaussian(torch.Size([5]), generator(plan.server_key(secure, "a", 1, failed), True))
+        return sample_gaussian(torch.Size([5]), make_generator(plan.server_key(secure, "a", 1, failed), True))
 
     assert torch.equal(noise(), noise())
     assert torch.equal(noise(7, 30), noise(30, 7))
@@ -184,12 +184,12 @@ def test_clients_are_drawn_as_the_account_takes_them_to_be(sampling: str) -> Non
         assert stats.chi2.sf(((counts - 500) ** 2).sum() / (2000 * 0.25 * 0.75), 20) > 1e-3
 
 
-@pytest.mark.parametrize(("draw", "norm"), [(gaussian, "norm"), (laplace, "laplace")])
+@pytest.mark.parametrize(("draw", "norm"), [(sample_gaussian, "norm"), (sample_laplace, "laplace")])
 @pytest.mark.parametrize("secure", [False, True])
 def test_noise_is_distributed_as_the_account_takes_it_to_be(draw: Draw, norm: str, secure: bool) -> None:
     """Against the closed form, in the bulk, in the tails, and by its sum of squares; values do not hang together."""
     key = b"one key for 300,000 draws of noise"
-    noise = draw(torch.Size([3, 100_000]), generator(key, secure)).double().numpy()
+    noise = draw(torch.Size([3, 100_000]), make_generator(key, secure)).double().numpy()
     law = getattr(stats, norm)
     assert stats.kstest(noise.ravel(), norm).pvalue > 1e-3
     tail = law.isf(5e-4)
@@ -205,10 +205,10 @@ def test_noise_is_distributed_as_the_account_takes_it_to_be(draw: Draw, norm: st
 
 def test_secure_noise_is_of_double_precision_and_rounded_once() -> None:
     key, value = b"key", torch.linspace(-1, 1, 1000)
-    noise = gaussian(value.shape, generator(key, True))
+    noise = sample_gaussian(value.shape, make_generator(key, True))
     assert noise.dtype == torch.float64
     assert not torch.equal(noise.float().double(), noise)
-    made = add_noise({"w": value}, 0.3, gaussian, generator(key, True))["w"]
+    made = add_noise({"w": value}, 0.3, sample_gaussian, make_generator(key, True))["w"]
     assert made.dtype == torch.float32
     assert torch.equal(made, (value.double() + 0.3 * noise).float())
 
@@ -237,7 +237,7 @@ def test_the_noise_of_every_mechanism_is_secure(name: str, monkeypatch: pytest.M
         f"name: t\nfederation: {{rounds: 1, clients: 3}}\ntraining: {{batch_size: 4, steps: 1}}\n"
         f"privacy: {{secure: true}}\nmodel: {{name: mlp, hidden: [8]}}\ndefences: [{MECHANISMS[name]}]"
     )
-    inputs = prepare(s)
+    inputs = prepare_inputs(s)
     runtime = ClientRuntime(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"))
     model, sent = runtime.arm(name), Sent(0, weights_of(runtime.arm(name).model), {})
     task = runtime.task(name, sent, 1, runtime.parts[1], {})
@@ -248,7 +248,7 @@ def test_the_noise_of_every_mechanism_is_secure(name: str, monkeypatch: pytest.M
         update = release(runtime.task(name, sent, 1, runtime.parts[1], {})).tensors
         if name == "dp_fedavg":  # the server's part
             rule = aggregation_of(resolve(s)[name])
-            update = rule._noised(update, generator(s.secret("server", 0, name), s.privacy.secure))  # type: ignore
+            update = rule._noised(update, make_generator(s.secret("server", 0, name), s.privacy.secure))  # type: ignore
         return torch.cat([t.flatten() for t in update.values()])
 
     noisy = released()
@@ -278,7 +278,7 @@ def test_no_noise_is_added_to_two_answers_of_a_secure_run(name: str, secure: boo
         f"name: t\nfederation: {{rounds: 1, clients: 3}}\ntraining: {{batch_size: 4, steps: 1}}\n"
         f"privacy: {{secure: {str(secure).lower()}}}\nmodel: {{name: mlp, hidden: [8]}}\ndefences: [{LOUD[name]}]"
     )
-    inputs = prepare(s)
+    inputs = prepare_inputs(s)
     runtime = ClientRuntime(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"))
     weights = weights_of(runtime.arm(name).model)
 

@@ -18,13 +18,13 @@ from rayfed.defences.laplace import Laplace
 from rayfed.errors import UserError
 from rayfed.gradients import norm, per_sample_gradients, weights_of
 from rayfed.models.build import build_model
-from rayfed.privacy.accountant import Release, analytic_gaussian, guarantee, least_noise
+from rayfed.privacy.accountant import Release, analytic_gaussian, compute_guarantee, find_least_noise
 from rayfed.registry import component
 from rayfed.scenario import AttackSpec, Training, resolve
 from rayfed.simulation.client.local import gradient_method, update_method
 from rayfed.simulation.client.runtime import ClientRuntime, Sent
 from rayfed.simulation.client.visit import ClientVisit
-from rayfed.simulation.inputs import Inputs, prepare
+from rayfed.simulation.inputs import Inputs, prepare_inputs
 from rayfed.threat_model.observations import ObservationBuilder
 from rayfed.update import Named
 
@@ -57,9 +57,9 @@ class Mixes(Defence):
     ],
 )
 def test_reference_epsilons(release: Release, delta: float, rdp: float, pld: float) -> None:
-    assert guarantee([release], delta, "rdp").epsilon == pytest.approx(rdp, rel=5e-3)
-    assert guarantee([release], delta, "pld").epsilon == pytest.approx(pld, rel=1e-3)
-    assert guarantee([release], delta).accountant == "pld"
+    assert compute_guarantee([release], delta, "rdp").epsilon == pytest.approx(rdp, rel=5e-3)
+    assert compute_guarantee([release], delta, "pld").epsilon == pytest.approx(pld, rel=1e-3)
+    assert compute_guarantee([release], delta).accountant == "pld"
 
 
 def test_the_classic_conversion_gives_the_well_known_figure() -> None:
@@ -75,29 +75,29 @@ def test_the_classic_conversion_gives_the_well_known_figure() -> None:
 
 
 def test_drawing_a_fixed_number_is_not_poisson_sampling() -> None:
-    fixed = guarantee([Release("gaussian", 1.0, 1000, drawn=(100, 10000))], 1e-5)
+    fixed = compute_guarantee([Release("gaussian", 1.0, 1000, drawn=(100, 10000))], 1e-5)
     assert fixed.epsilon == pytest.approx(3.576, rel=5e-3)
     assert fixed.accountant == "rdp"
     with pytest.raises(UserError, match=r"federation\.sampling: poisson"):
-        guarantee([Release("gaussian", 1.0, 1000, drawn=(100, 10000))], 1e-5, "pld")
+        compute_guarantee([Release("gaussian", 1.0, 1000, drawn=(100, 10000))], 1e-5, "pld")
 
 
 def test_laplace_adds_up_and_composes_better_with_a_delta() -> None:
-    assert guarantee([Release("laplace", 10, 100)], 0).epsilon == pytest.approx(10)
-    assert guarantee([Release("laplace", 10, 100)], 1e-5).epsilon == pytest.approx(4.220, rel=1e-3)
+    assert compute_guarantee([Release("laplace", 10, 100)], 0).epsilon == pytest.approx(10)
+    assert compute_guarantee([Release("laplace", 10, 100)], 1e-5).epsilon == pytest.approx(4.220, rel=1e-3)
     with pytest.raises(UserError, match="delta of 0"):
-        guarantee([Release("gaussian", 1, 1)], 0)
+        compute_guarantee([Release("gaussian", 1, 1)], 0)
 
 
 def test_the_worst_client_counts() -> None:
     releases = [Release("gaussian", 1.0, steps, rate) for steps, rate in ((10, 0.5), (1000, 0.01), (1, 1.0))]
-    alone = [guarantee([r], 1e-5).epsilon for r in releases]
-    assert guarantee(releases, 1e-5).epsilon == max(alone)
+    alone = [compute_guarantee([r], 1e-5).epsilon for r in releases]
+    assert compute_guarantee(releases, 1e-5).epsilon == max(alone)
 
 
 def test_noise_is_found_for_an_epsilon() -> None:
-    found = least_noise(lambda z: [Release("gaussian", z, 100, 0.1)], 2.0, 1e-5, "rdp")
-    assert 1.98 < guarantee([Release("gaussian", found, 100, 0.1)], 1e-5, "rdp").epsilon <= 2.0
+    found = find_least_noise(lambda z: [Release("gaussian", z, 100, 0.1)], 2.0, 1e-5, "rdp")
+    assert 1.98 < compute_guarantee([Release("gaussian", found, 100, 0.1)], 1e-5, "rdp").epsilon <= 2.0
 
 
 def test_the_analytic_gaussian_mechanism_meets_its_own_definition() -> None:
@@ -204,7 +204,9 @@ model: {name: mlp, hidden: [16]}
 training: {epochs: 1, batch_size: 30, lr: 0.1, sampling: poisson}
 federation: {rounds: 4, clients: 6}
 """
-    return prepare(scenarios.parse(text + extra, changes=[f"{k.replace('__', '.')}={v}" for k, v in changes.items()]))
+    return prepare_inputs(
+        scenarios.parse(text + extra, changes=[f"{k.replace('__', '.')}={v}" for k, v in changes.items()])
+    )
 
 
 def claimed(extra: str, **changes: str) -> list[dict]:  # type: ignore[type-arg]
@@ -216,7 +218,9 @@ def test_dp_sgd_is_accounted_for_the_worst_client() -> None:
     extra = "partition: {name: dirichlet, alpha: 0.5}\ndefences: [{name: dp_sgd, noise_multiplier: 1.5}]\n"
     [row] = claimed(extra)
     sizes = [len(part) for part in inputs(extra).parts]
-    expected = max(guarantee([Release("gaussian", 1.5, 4 * -(-n // 30), min(30, n) / n)], 1e-5).epsilon for n in sizes)
+    expected = max(
+        compute_guarantee([Release("gaussian", 1.5, 4 * -(-n // 30), min(30, n) / n)], 1e-5).epsilon for n in sizes
+    )
     assert row["epsilon"] == pytest.approx(expected)
     assert (row["unit"], row["accountant"], row["delta"]) == ("sample", "pld", 1e-5)
     assert row["adjacency"] == "each single sample (zero-out adjacency)"
@@ -224,7 +228,7 @@ def test_dp_sgd_is_accounted_for_the_worst_client() -> None:
 
 def test_shuffled_batches_gain_nothing_from_sampling() -> None:
     [row] = claimed("defences: [{name: dp_sgd, noise_multiplier: 2}]\n", training__sampling="shuffle")
-    assert row["epsilon"] == pytest.approx(guarantee([Release("gaussian", 2, 4)], 1e-5).epsilon)
+    assert row["epsilon"] == pytest.approx(compute_guarantee([Release("gaussian", 2, 4)], 1e-5).epsilon)
 
 
 @pytest.mark.engine
@@ -234,11 +238,11 @@ def test_dp_fedavg_is_accounted_for_the_draw_that_is_made() -> None:
     [fixed] = claimed(text, federation__clients_per_round="3")
     [all_others] = claimed(text, federation__clients_per_round="5")
     [poisson] = claimed(text, federation__clients_per_round="3", federation__sampling="poisson")
-    assert everybody["epsilon"] == pytest.approx(guarantee([Release("gaussian", 2, 4)], 1e-5).epsilon)
+    assert everybody["epsilon"] == pytest.approx(compute_guarantee([Release("gaussian", 2, 4)], 1e-5).epsilon)
     # one client in another's place moves the sum by twice the bound; a third client knows that it is neither
-    assert fixed["epsilon"] == pytest.approx(guarantee([Release("gaussian", 1, 4, drawn=(3, 5))], 1e-5).epsilon)
-    assert all_others["epsilon"] == pytest.approx(guarantee([Release("gaussian", 1, 4)], 1e-5).epsilon)
-    assert poisson["epsilon"] == pytest.approx(guarantee([Release("gaussian", 2, 4, 0.5)], 1e-5).epsilon)
+    assert fixed["epsilon"] == pytest.approx(compute_guarantee([Release("gaussian", 1, 4, drawn=(3, 5))], 1e-5).epsilon)
+    assert all_others["epsilon"] == pytest.approx(compute_guarantee([Release("gaussian", 1, 4)], 1e-5).epsilon)
+    assert poisson["epsilon"] == pytest.approx(compute_guarantee([Release("gaussian", 2, 4, 0.5)], 1e-5).epsilon)
     assert [row["accountant"] for row in (everybody, fixed, poisson)] == ["pld", "rdp", "pld"]
     assert "not the server" in everybody["against"]
 
@@ -247,14 +251,16 @@ def test_clients_who_add_the_noise_gain_nothing_from_the_draw_and_know_their_own
     text = "defences: [{name: dp_fedavg, noise_multiplier: 2, noise: clients}]\n"
     [row] = claimed(text, federation__clients_per_round="4")
     rounds = inputs(text, federation__clients_per_round="4").accounts[0].setting(4).most_rounds
-    assert row["epsilon"] == pytest.approx(guarantee([Release("gaussian", 2 * 0.75**0.5, rounds)], 1e-5).epsilon)
+    assert row["epsilon"] == pytest.approx(
+        compute_guarantee([Release("gaussian", 2 * 0.75**0.5, rounds)], 1e-5).epsilon
+    )
     with pytest.raises(UserError, match="noise: server"):
         inputs(text, federation__clients_per_round="1")
 
 
 def test_fed_cdp_pays_for_every_layer() -> None:
     [row] = claimed("defences: [{name: fed_cdp, noise_multiplier: 6, clip: 4}]\n", training__sampling="shuffle")
-    assert row["epsilon"] == pytest.approx(guarantee([Release("gaussian", 3, 4)], 1e-5).epsilon)  # four layers
+    assert row["epsilon"] == pytest.approx(compute_guarantee([Release("gaussian", 3, 4)], 1e-5).epsilon)  # four layers
 
 
 def test_an_epsilon_is_turned_into_noise_before_the_run() -> None:
@@ -349,7 +355,7 @@ def test_arms_and_observed_gradients_have_noise_of_their_own() -> None:
 
 @pytest.mark.engine
 def test_hardly_any_noise_is_accounted_in_little_memory() -> None:
-    found = guarantee([Release("gaussian", 0.005, 60)], 1e-5)
+    found = compute_guarantee([Release("gaussian", 0.005, 60)], 1e-5)
     assert found.accountant == "pld"
     # of 60 releases together, the same as of one with so much less noise: Balle and Wang's formula is exact
     from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
@@ -360,7 +366,7 @@ def test_hardly_any_noise_is_accounted_in_little_memory() -> None:
 
 
 def test_nobody_drawn_needs_no_noise() -> None:
-    assert least_noise(lambda z: [Release("gaussian", z, 0, 0.5)], 8, 1e-5, None) == 0
+    assert find_least_noise(lambda z: [Release("gaussian", z, 0, 0.5)], 8, 1e-5, None) == 0
 
 
 def test_a_budget_is_not_for_mechanisms_that_lost_their_guarantee() -> None:
@@ -440,6 +446,6 @@ def test_poisson_draws_have_their_rate() -> None:
 def test_without_a_mechanism_no_clients_are_drawn_for_its_account(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draws of all rounds would take time that goes with the rounds, before the first."""
     text = "{name: t, data: {name: digits, size: 8}, model: mlp, federation: {rounds: 9, clients: 4}}"
-    found = prepare(scenarios.parse(text, changes=["defences=[{name: prune, ratio: 0.5}]"]))
+    found = prepare_inputs(scenarios.parse(text, changes=["defences=[{name: prune, ratio: 0.5}]"]))
     monkeypatch.setattr("rayfed.simulation.client.plan.drawn_clients", None)
     assert not any(row.get("epsilon") for row in found.privacy)

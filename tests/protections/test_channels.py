@@ -16,7 +16,7 @@ from rayfed import scenario as scenarios
 from rayfed.attacks.matching.idlg import Idlg
 from rayfed.attacks.sealed import attempt
 from rayfed.core.questions import RoundSession
-from rayfed.crypto.layout import UpdateLayout, flatten_update, single
+from rayfed.crypto.layout import UpdateLayout, flatten_update, to_single
 from rayfed.errors import ScenarioError, UserError
 from rayfed.protections.base import Protection
 from rayfed.protections.channel import ClientRound, Opened, SecureChannel
@@ -25,7 +25,7 @@ from rayfed.runs import runner
 from rayfed.simulation.client.runtime import ClientRuntime, Sent
 from rayfed.simulation.client.visit import ClientVisit
 from rayfed.simulation.executors.local import local
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.simulation.progress import Progress
 from rayfed.store import checkpoint
 from rayfed.threat_model.observations import ObservationBuilder
@@ -86,7 +86,7 @@ class ClearChannel(SecureChannel[Integers, Integers]):
     def opened(self, session: IntegersSession) -> Opened:
         assert session.total is not None
         tensors, buffers = session.total.layout.split_by_name(session.total.vector * STEP)
-        return single(tensors), single(buffers), session.total.weight
+        return to_single(tensors), to_single(buffers), session.total.weight
 
 
 @component
@@ -151,7 +151,7 @@ def test_any_weighted_sum_goes_over_any_channel(rule: str, channel: str, tmp_pat
 
 
 def test_what_a_channel_leaves_in_the_clear_is_observed() -> None:
-    inputs = prepare(scenarios.parse(TEXT, changes=[f"arms={{one: {{protection: '{CHANNELS['clear']}'}}}}"]))
+    inputs = prepare_inputs(scenarios.parse(TEXT, changes=[f"arms={{one: {{protection: '{CHANNELS['clear']}'}}}}"]))
     runtime = ClientRuntime(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
     sent = Sent(0, runtime.arm("one").weights, runtime.arm("one").buffers)
     observation, _ = ObservationBuilder(runtime).observe(ClientVisit("one", sent, 0), inputs.scenario.attacks[0])
@@ -182,18 +182,18 @@ def test_bounds_stand_where_values_are_cut() -> None:
 
 def test_a_rule_that_is_no_sum_is_told_what_would_do() -> None:
     with pytest.raises(UserError, match="use a WeightedSumRule, such as fedavg, or fedboosting"):
-        prepare(parsed("aggregation: median", CHANNELS["masks"]))
+        prepare_inputs(parsed("aggregation: median", CHANNELS["masks"]))
 
 
 @pytest.mark.parametrize("rule", ["median", "{name: norm_bounding, norm: 1}", "fedboosting"])
 def test_a_channel_that_adds_is_not_enough_for_other_rules(rule: str) -> None:
     for channel in ("clear", "masks"):
         with pytest.raises(UserError, match="not enough for"):
-            prepare(parsed(f"aggregation: {rule}", CHANNELS[channel]))
+            prepare_inputs(parsed(f"aggregation: {rule}", CHANNELS[channel]))
 
 
 def test_a_channel_opens_no_sum_of_one() -> None:
     changes = ["federation.clients_per_round=1", "federation.cohort_size=1"]
     scenario = scenarios.parse(TEXT, changes=[f"arms={{one: {{protection: '{CHANNELS['clear']}'}}}}", *changes])
     with pytest.raises(ScenarioError, match="has one client"):
-        prepare(scenario)
+        prepare_inputs(scenario)

@@ -28,7 +28,7 @@ from rayfed.crypto.masking import (
     Revealed,
     Transcript,
     _pairwise,
-    expand,
+    expand_mask,
     neighbours,
 )
 from rayfed.crypto.session import Agree, Confirm, Peers, Reveal, ShareSecrets
@@ -36,7 +36,7 @@ from rayfed.errors import ProtectionError, UserError
 from rayfed.protections.secure_aggregation import Hosted, MaskedChannel, SecureAggregation
 from rayfed.simulation.client.runtime import ClientRuntime
 from rayfed.simulation.client.server_message import Sent
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.update import Named, Update
 
 ROUND, CLIENTS, VICTIM, SIZE = 4, 7, 3, 4
@@ -133,7 +133,7 @@ class Lying:
 
     def unmask(self, seeds: Mapping[int, int], keys: Mapping[int, int]) -> np.ndarray:
         """The victim's vector, by shares of its seed and of its mask key."""
-        s, vector = self.session, self.vectors[VICTIM] - expand(self.joined(seeds), SIZE)
+        s, vector = self.session, self.vectors[VICTIM] - expand_mask(self.joined(seeds), SIZE)
         key = X25519PrivateKey.from_private_bytes(self.joined(keys))
         return vector - sum(_pairwise(VICTIM, c, key, s.advertised[c].mask, SIZE) for c in s.near[VICTIM])
 
@@ -412,7 +412,7 @@ def test_colluders_do_not_take_masks_off_by_keys_like_those_of_others(alike: Cal
         c: p.reveal(keys, everybody, everybody, to(c, confirmed), to(c, boxes)).selves[victim]
         for c, p in clients.items()
     }
-    assert not (sent - expand(shamir.join(seeds, 4, 32), SIZE) == OWN).any()
+    assert not (sent - expand_mask(shamir.join(seeds, 4, 32), SIZE) == OWN).any()
 
 
 @pytest.mark.parametrize("number", [-1, shamir.PRIME - 1, -1.0])
@@ -439,7 +439,7 @@ federation:
 @cache
 def runtime_and_sent(*changes: str) -> tuple[ClientRuntime, Sent]:
     """All clients of a run, and what an honest server sends them."""
-    inputs = prepare(scenarios.parse(TEXT, changes=list(changes)))
+    inputs = prepare_inputs(scenarios.parse(TEXT, changes=list(changes)))
     runtime = ClientRuntime(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"))
     return runtime, Sent(0, runtime.arm("none").weights, runtime.arm("none").buffers)
 

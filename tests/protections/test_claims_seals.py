@@ -25,7 +25,7 @@ from rayfed.errors import ProtectionError, ScenarioError
 from rayfed.protections.encrypted import Open
 from rayfed.simulation.client.plan import drawn_clients
 from rayfed.simulation.client.runtime import ClientRuntime, Sent
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.update import Encrypted, Share
 
 TEXT = """
@@ -93,7 +93,7 @@ class Round:
 
 @cache
 def runtime_of(*changes: str) -> ClientRuntime:
-    inputs = prepare(scenarios.parse(TEXT, changes=list(changes)))
+    inputs = prepare_inputs(scenarios.parse(TEXT, changes=list(changes)))
     return ClientRuntime(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
 
 
@@ -286,14 +286,16 @@ def test_the_same_weights_in_rounds_of_other_clients_give_single_updates_away() 
 def test_a_run_says_where_a_clients_weight_makes_the_sum_nearly_its_update() -> None:
     """What a client truly holds weighs as it does: the sum is opened."""
     skewed = ["federation.aggregation=fedavg", "partition={name: quantity, alpha: 1}", "training.batch_size=null"]
-    inputs = prepare(scenarios.parse(TEXT, changes=skewed))
+    inputs = prepare_inputs(scenarios.parse(TEXT, changes=skewed))
     share = inputs.parts.sizes.max() / inputs.parts.sizes.sum()
     assert share > 0.5
     lines = [line for line in inputs.encryption if "nearly that client's update" in line]
     assert [line.split()[1] for line in lines] == ["packed", "pieces", "ckks", "bfv", "other"]
     assert all(f"client {inputs.parts.sizes.argmax()} {share:.0%} of the weight of round 0" in line for line in lines)
     for changes in (skewed[1:], skewed[:1]):  # uniform weights, and equal parts
-        assert "nearly that client's update" not in str(prepare(scenarios.parse(TEXT, changes=changes)).encryption)
+        assert "nearly that client's update" not in str(
+            prepare_inputs(scenarios.parse(TEXT, changes=changes)).encryption
+        )
 
 
 # Where clients may drop out.
@@ -308,9 +310,9 @@ def test_where_clients_may_drop_out_sums_of_some_are_opened_and_the_run_says_so(
     round.refuses(round.asked(1))
     round.refuses(added(round.sealed(0), round.sealed(0)))
     round.refuses(changed(round.asked(0, 2), 1, client=3))
-    said = prepare(scenarios.parse(TEXT, changes=[DROP])).encryption
+    said = prepare_inputs(scenarios.parse(TEXT, changes=[DROP])).encryption
     assert any("bfv" in line and "failed" in line for line in said)
-    assert not any("who has failed" in line for line in prepare(scenarios.parse(TEXT)).encryption)
+    assert not any("who has failed" in line for line in prepare_inputs(scenarios.parse(TEXT)).encryption)
 
 
 # FedBoosting.

@@ -21,7 +21,7 @@ from rayfed.runs import runner
 from rayfed.scenario import Scenario
 from rayfed.simulation.client.runtime import ClientRuntime, Sent
 from rayfed.simulation.executors.local import local
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.simulation.progress import Progress
 from rayfed.simulation.server import Server
 from rayfed.store import checkpoint
@@ -123,7 +123,7 @@ def test_secrets_are_with_clients_alone(spied: Spied) -> None:
 
 def secrets_of(scenario: Scenario, relayed: dict[str, bytes]) -> dict[str, bytes]:
     """What an arm's clients know: their secret, what they derive from it, the key pair and its parts."""
-    inputs = prepare(scenario)
+    inputs = prepare_inputs(scenario)
     runtime, found = ClientRuntime(scenario, inputs.data, inputs.parts, torch.device("cpu")), dict[str, bytes]()
     for arm in PROTECTED:
         secret = runtime._secret(arm)
@@ -221,7 +221,7 @@ def test_an_observation_of_a_sealed_update_has_its_ciphertext_alone() -> None:
     from rayfed.threat_model.observations import ObservationBuilder
 
     scenario = parsed(extra=ATTACK)
-    inputs = prepare(scenario)
+    inputs = prepare_inputs(scenario)
     runtime = ClientRuntime(scenario, inputs.data, inputs.parts, torch.device("cpu"))
     arm = runtime.arm("paillier")
     sent = Sent(1, arm.weights, arm.buffers, runtime.make_keys("paillier"))
@@ -239,12 +239,12 @@ def test_an_observation_of_a_sealed_update_has_its_ciphertext_alone() -> None:
 
 def test_rounds_of_one_client_are_refused() -> None:
     with pytest.raises(ScenarioError, match="round 0 has one client"):
-        prepare(parsed("federation.clients_per_round=1", "federation.cohort_size=1"))
+        prepare_inputs(parsed("federation.clients_per_round=1", "federation.cohort_size=1"))
 
 
 def test_rules_that_cannot_be_encrypted_are_refused_before_the_run() -> None:
     with pytest.raises(UserError, match="not enough for Median"):
-        prepare(parsed("federation.aggregation=median"))
+        prepare_inputs(parsed("federation.aggregation=median"))
 
 
 def test_a_scenario_says_what_is_wrong_with_a_protection() -> None:
@@ -255,7 +255,7 @@ def test_a_scenario_says_what_is_wrong_with_a_protection() -> None:
 
 
 def test_a_run_says_how_finely_it_encrypts_and_whether_its_keys_can_be_broken() -> None:
-    messages = prepare(parsed()).encryption
+    messages = prepare_inputs(parsed()).encryption
     assert [message.split()[1] for message in messages] == ["paillier", "paillier", "ckks", "bfv"]
     assert "sums of up to 5 clients: values up to 1 in steps of 1.2e-07" in messages[0]
     assert "INSECURE: keys of 512 bits can be broken" in messages[1]

@@ -27,7 +27,7 @@ from rayfed.simulation.client.local import update_method
 from rayfed.simulation.client.runtime import ClientRuntime, Sent
 from rayfed.simulation.client.visit import ClientVisit
 from rayfed.simulation.executors.local import local
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.simulation.progress import Progress
 from rayfed.threat_model.observations import ObservationBuilder
 from rayfed.update import Encrypted, Named, Observation, Update
@@ -251,7 +251,7 @@ attacks:
 
 def observed(arm: str, attack: int, text: str = TEXT) -> tuple[Observation, Named]:
     """Client 2 as another client sees it in an untrained arm; and its update."""
-    inputs = prepare(scenarios.parse(text))
+    inputs = prepare_inputs(scenarios.parse(text))
     runtime = ClientRuntime(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
     built = runtime.arm(arm)
     keys = runtime.make_keys(arm) if runtime.specs[arm].protection else b""
@@ -300,7 +300,7 @@ def test_what_a_curious_client_cannot_do_is_said(change: str, message: str) -> N
 
 
 def test_a_run_says_what_its_clients_see() -> None:
-    messages = prepare(
+    messages = prepare_inputs(
         scenarios.parse(TEXT, changes=["arms.open={aggregation: fedboosting, protection: ckks}"])
     ).encryption
     assert "arm sealed shows every client mixtures of all updates" in messages[1]

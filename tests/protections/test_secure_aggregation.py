@@ -28,7 +28,7 @@ from rayfed.simulation.client import plan
 from rayfed.simulation.client.runtime import ClientRuntime, Sent
 from rayfed.simulation.client.visit import ClientVisit
 from rayfed.simulation.executors.local import local
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.store.folder import RunFolder
 from rayfed.threat_model.observations import ObservationBuilder
 from rayfed.update import Masked, Update
@@ -264,7 +264,7 @@ def test_rounds_below_the_threshold_are_not_applied_and_the_run_goes_on(
         assert [rows["few", round][k] for k in ("clients", *COUNTS)] == [9, 8, 7, 6, 6, 5]
         assert any(f"round {round} of arm abort is not applied: 6 of 9" in note for note in listener.notes)
     scenario = parsed()
-    inputs = prepare(scenario)
+    inputs = prepare_inputs(scenario)
     untrained = ClientRuntime(scenario, inputs.data, inputs.parts, torch.device("cpu")).arm("abort")
     assert_same_bits(weights(undisturbed)["abort"]["weights"], untrained.weights)
 
@@ -273,7 +273,7 @@ def test_rounds_below_the_threshold_are_not_applied_and_the_run_goes_on(
 def test_a_round_of_training_is_plain_fedavg_of_those_who_are_left(arm: str) -> None:
     """Without Ray: clients at one runtime, the server's rule made as the server makes it, without secrets."""
     scenario = parsed()
-    inputs = prepare(scenario)
+    inputs = prepare_inputs(scenario)
     runtime = ClientRuntime(scenario, inputs.data, inputs.parts, torch.device("cpu"))
     protecting = plan.protecting(scenario, runtime.specs[arm], inputs.parts.sizes)
     assert protecting is not None
@@ -327,7 +327,7 @@ def test_attackers_see_masked_vectors_alone(undisturbed: RunFolder) -> None:
 
 def test_an_observation_of_a_masked_update_is_noise() -> None:
     scenario = parsed(extra=ATTACK)
-    inputs = prepare(scenario)
+    inputs = prepare_inputs(scenario)
     runtime = ClientRuntime(scenario, inputs.data, inputs.parts, torch.device("cpu"))
     observer = ObservationBuilder(runtime)
     arm = runtime.arm("all")
@@ -363,7 +363,7 @@ def secrets_of(scenario: Scenario) -> dict[str, bytes]:
     """Every client's in every round: what all else follows from, the keys of its boxes, and of its two other secrets
     those that nobody may open: the mask key of who sent a vector, the seed of who did not.
     """
-    inputs = prepare(scenario)
+    inputs = prepare_inputs(scenario)
     runtime, found = ClientRuntime(scenario, inputs.data, inputs.parts, torch.device("cpu")), dict[str, bytes]()
     for arm in MASKED:
         root = derive(runtime._secret(arm), "own")

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from rayfed.errors import UserError
 from rayfed.evidence.figures import SHOWN
-from rayfed.evidence.settings import MeanEstimate, settings
+from rayfed.evidence.settings import MeanEstimate, group_settings
 from rayfed.report.export.figures import run_charts, save_figure
 from rayfed.report.export.tables import export_table
 from rayfed.report.html.explorer import explore, format_interval, interval
@@ -69,14 +69,16 @@ def test_markdown_has_a_row_a_setting_with_its_interval(tmp_path: Path) -> None:
 
 def test_one_value_has_no_interval_but_one_over_its_rounds() -> None:
     row = outcome(psnr=20.0, train_seconds=3.7, train_seconds_half=1.6, epsilon=11.5)
-    [one] = settings([row])
+    [one] = group_settings([row])
     told = {name: interval(name, one.measures[name]) for name in ("psnr", "train_seconds", "epsilon")}
     assert told == {"psnr": "20.0 dB", "train_seconds": "3.7 s (2.1 s to 5.3 s over its rounds)", "epsilon": "11.5"}
     assert format_interval("train_seconds", one.measures["train_seconds"]) == "2.1 s to 5.3 s over its rounds"
 
 
 def test_two_values_stand_in_place_of_an_interval_of_one_degree_of_freedom() -> None:
-    [two] = settings([outcome(psnr=value, test_accuracy=0.5, repeat=place) for place, value in enumerate((33.4, 62.2))])
+    [two] = group_settings(
+        [outcome(psnr=value, test_accuracy=0.5, repeat=place) for place, value in enumerate((33.4, 62.2))]
+    )
     told = grid([two])
     assert cell_text("psnr", two.measures["psnr"]) == "48 (33, 62)"
     assert interval("psnr", two.measures["psnr"]) == "47.8 dB (33.4 dB, 62.2 dB)"
@@ -229,10 +231,10 @@ def test_repeats_that_prove_nothing_or_collapsed_are_marked_and_not_compared() -
         )
         for seed, (verdict, accuracy) in enumerate(zip(verdicts, accuracies, strict=True))
     ]
-    found = grid(settings(rows), dict.fromkeys(("arm", "psnr")))
+    found = grid(group_settings(rows), dict.fromkeys(("arm", "psnr")))
     assert found.rows == [["none", "30"], ["noise", "10¶"], ["clip§", "12"]]
     assert found.best == frozenset(), "one alone is compared"
-    [entry] = [entry for entry in explore(settings(rows)).entries if entry.setting.arm == "noise"]
+    [entry] = [entry for entry in explore(group_settings(rows)).entries if entry.setting.arm == "noise"]
     assert entry.setting.inconclusive == 2
 
 

@@ -114,7 +114,7 @@ def test_images_are_shown_as_far_as_the_scenario_allows(images: str | None, tmp_
     assert on(page) == SHOWN[images]
     assert bool(Page(page).images) == (images != "none")
     assert ("not known to be public" in page) == (images != "none")
-    said = samples.warning(folder)
+    said = samples.find_warning(folder)
     assert said is not None
     assert ("not known to be public" in said) == (images != "none")
     assert "snapshots" in said, "in the tables, whatever the page shows"
@@ -133,7 +133,7 @@ def test_the_worst_is_one_of_each_arm(tmp_path: Path) -> None:
 def test_public_data_are_shown_without_a_warning_and_no_others(tmp_path: Path) -> None:
     folder = make_run(str(tmp_path), {"none": []}, {"dlg": 1.0})
     assert samples.make_sample_filter([{"data": {"name": "digits"}}]).mode == "all"
-    assert samples.warning(folder) is None
+    assert samples.find_warning(folder) is None
     private = (
         "image_folder", "image_table", "image_masks", "hugging_face", "table", "text_table", "words", "arrow", "parquet"
     )  # fmt: skip
@@ -173,7 +173,7 @@ def test_a_sweep_over_data_is_as_private_as_one_of_its_trials(tmp_path: Path) ->
     trial = sweep.trial("trials/0000-0")
     trial.write_text("scenario.yaml", yaml.safe_dump({**trial.scenario(), "data": {"name": "table", "path": "x"}}))
     assert not samples.make_sweep_filter(SweepFolder(sweep.files)).truth
-    assert samples.warning(sweep.files) is not None
+    assert samples.find_warning(sweep.files) is not None
 
 
 def test_no_reason_of_a_sweep_has_a_message_of_an_attack(tmp_path: Path) -> None:

@@ -17,14 +17,14 @@ from matplotlib.figure import Figure
 from rayfed.errors import RunError
 from rayfed.evidence.attack_results import summarise_inferences
 from rayfed.evidence.label_mix import compute_label_mix
-from rayfed.evidence.outcomes import outcomes
+from rayfed.evidence.outcomes import compute_outcomes
 from rayfed.evidence.spread import Spread, measure_spread
 from rayfed.evidence.success import success_share
 from rayfed.evidence.training import summarise_arms
 from rayfed.evidence.verdicts import collect_evidence
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.report.html import plots
-from rayfed.report.html.page import code, environment
+from rayfed.report.html.page import code, make_environment
 from rayfed.report.html.pictures import SHOWN, STRIPS
 from rayfed.report.html.run import write_report
 from rayfed.report.text import formats
@@ -91,7 +91,7 @@ def test_is_the_same_every_time(run: RunFolder) -> None:
 
 def test_templates_are_compiled_once() -> None:
     """That takes as long as to draw a report's charts."""
-    assert environment().get_template("report.html.j2") is environment().get_template("report.html.j2")
+    assert make_environment().get_template("report.html.j2") is make_environment().get_template("report.html.j2")
 
 
 def test_table_agrees_with_pyarrow(run: RunFolder, page: Page) -> None:
@@ -136,7 +136,7 @@ def test_its_own_text_points_nowhere(run: RunFolder, page: Page) -> None:
 
 
 def test_the_plot_and_its_table_have_every_arm_and_attack(run: RunFolder, page: Page) -> None:
-    rows = outcomes(run)
+    rows = compute_outcomes(run)
     entries = page.data()["entries"]
     assert [(e["arm"], e["attack"]) for e in entries] == [(row["arm"], row["attack"]) for row in rows]
     for row, entry in zip(rows, entries, strict=True):
@@ -405,7 +405,7 @@ def test_many_classes_and_clients(tmp_path: Path) -> None:
     assert mix is not None
     assert mix.samples == (4950, 4950, 4950)
     assert mix.classes_held == (99, 99, 99)
-    assert sum(sum(counts) for _, counts in plots.drawn_classes(mix)) == 80 * 4950
+    assert sum(sum(counts) for _, counts in plots.merge_small_classes(mix)) == 80 * 4950
 
 
 def test_a_damaged_status_names_the_file(tmp_path: Path) -> None:
@@ -482,5 +482,5 @@ def test_what_clients_weighed_and_how_they_scored_stands_in_the_report(tmp_path:
 def test_weights_are_joined_from_three_rounds_on(rounds: int) -> None:
     drawn = Figure()
     rows = [{"arm": "x", "round": r, "client": c, "weight": 0.1} for r in range(rounds) for c in range(2)]
-    plots.weight_lines("x", rows).draw(drawn)
+    plots.plot_weights("x", rows).draw(drawn)
     assert {line.get_linestyle() for line in drawn.axes[0].lines} == {"None" if rounds < 3 else "-"}

@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from rayfed.cli import app
-from rayfed.evidence.settings import settings
+from rayfed.evidence.settings import group_settings
 from rayfed.report.html.pictures import PicturePair, select_within
 from rayfed.report.html.sweep import IMAGES, write_sweep_report
-from rayfed.report.html.sweep_plots import curves
+from rayfed.report.html.sweep_plots import plot_curves
 from rayfed.report.text.guarantees import short_keys_text
 from rayfed.results.sweep_folder import SweepFolder
 from tests.helpers.report_fixtures import BATCH, Page, make_sweep
@@ -112,7 +112,7 @@ def shown_arms(page: Page) -> set[str]:
 @pytest.mark.parametrize("values", [(0.001, 1.0), ("a", "b"), (0.1, 0.2, 0.3)])
 def test_a_line_joins_three_values_or_more(values: tuple[Any, ...]) -> None:
     rows = [{"arm": "x", "attack": "a", "x": v, "psnr": p, "seed": p} for v in values for p in (1.0, 5.0)]
-    [curve] = curves(settings(rows, ["x"]), ["psnr"], ["x"])
+    [curve] = plot_curves(group_settings(rows, ["x"]), ["psnr"], ["x"])
     drawn = Figure()
     curve.chart.draw(drawn)
     [axes] = drawn.axes

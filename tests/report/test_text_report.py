@@ -17,7 +17,7 @@ from rayfed.simulation.client.runtime import Sent
 from rayfed.simulation.client.visit import ObservationRequest
 from rayfed.simulation.executors.attacker import AttackWorker
 from rayfed.simulation.executors.worker import ClientWorker
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.simulation.rounds.attacks import AttackCall, note_attack
 from rayfed.simulation.tables import RoundTables
 from rayfed.store.folder import SCENARIO, RunFolder
@@ -29,7 +29,7 @@ TABLE = "data: diabetes, model: mlp, attacks: [{name: analytic, observes: gradie
 def attacked(text: str, folder: Path, spoil: bool = False) -> tuple[RunFolder, RoundTables]:
     """What workers make of one victim; its tables in a run folder."""
     scenario = scenarios.parse(f"{{name: t, federation: {{rounds: 1, clients: 2}}, {text}}}")
-    inputs, [attack] = prepare(scenario), scenario.attacks
+    inputs, [attack] = prepare_inputs(scenario), scenario.attacks
     data = inputs.data
     if spoil:
         assert isinstance(data.sample, Tokens)

@@ -193,9 +193,9 @@ with hold_lease(folder, print) as held:
         assert process.stdin
         assert process.stdout
         folder = RunFolder.open(process.stdout.readline().strip())
-        assert exits.status(folder)["state"] == "running"
+        assert exits.read_status(folder)["state"] == "running"
         process.communicate("\n")
-    assert exits.status(folder)["state"] == open_results(folder.url).status["state"] == "killed"
+    assert exits.read_status(folder)["state"] == open_results(folder.url).status["state"] == "killed"
 
 
 @pytest.mark.engine

@@ -15,10 +15,10 @@ from rayfed.defences.base import Defence, Task, UpdateMethod
 from rayfed.registry import component
 from rayfed.results.loading import Run
 from rayfed.runs import runner, sweeps
-from rayfed.runs.preflight import find_undeclared, unreachable
+from rayfed.runs.preflight import find_undeclared, find_unreachable
 from rayfed.scenario import Scenario, parse
 from rayfed.simulation.executors.local import local
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.simulation.progress import SweepProgress
 from rayfed.update import Update
 from tests.helpers.progress_fixtures import Noting
@@ -57,33 +57,35 @@ def given(*attacks: str, changes: tuple[str, ...] = ()) -> Scenario:
 
 
 def test_an_arm_whose_code_no_attack_has_is_told_of_before_the_run() -> None:
-    [said] = unreachable(given())
+    [said] = find_unreachable(given())
     assert said.startswith("noise: ")
     assert said.endswith("knowledge: [defence, code]")
-    assert unreachable(given(INFORMED)) == []
-    assert unreachable(given(changes=("arms={none: [], other: []}",))) == []
-    assert unreachable(given(changes=("attacks=[{name: membership, knowledge: [candidates]}]",))) == []
-    assert unreachable(given(changes=("federation.protection=secure_aggregation",))) == [], "there is nothing to attack"
+    assert find_unreachable(given(INFORMED)) == []
+    assert find_unreachable(given(changes=("arms={none: [], other: []}",))) == []
+    assert find_unreachable(given(changes=("attacks=[{name: membership, knowledge: [candidates]}]",))) == []
+    assert find_unreachable(given(changes=("federation.protection=secure_aggregation",))) == [], (
+        "there is nothing to attack"
+    )
 
 
 @pytest.mark.parametrize("fewer", ["victims: 1", "victims: 2, batch_size: 2"])
 def test_code_on_a_part_of_the_samples_does_not_do(fewer: str) -> None:
-    assert len(unreachable(given(INFORMED.replace("victims: 2", fewer)))) == 1
+    assert len(find_unreachable(given(INFORMED.replace("victims: 2", fewer)))) == 1
 
 
 def test_an_arm_with_nothing_to_compare_it_with_is_told_of() -> None:
-    [said] = unreachable(given(INFORMED, changes=("arms={noise: [{name: gaussian, sigma: 1.0}]}",)))
+    [said] = find_unreachable(given(INFORMED, changes=("arms={noise: [{name: gaussian, sigma: 1.0}]}",)))
     assert said.endswith("none: []")
 
 
 def test_an_own_defence_of_which_attacks_do_not_use_all_is_told_of_before_the_run() -> None:
     own = ("arms={none: [], own: ['tests.runs.test_foreseen:Levels']}",)
-    inputs = prepare(given(INFORMED, changes=own))
-    [said] = unreachable(inputs.scenario, find_undeclared(inputs))
+    inputs = prepare_inputs(given(INFORMED, changes=own))
+    [said] = find_unreachable(inputs.scenario, find_undeclared(inputs))
     assert said.startswith("own: ")
     assert find_undeclared(inputs)["own", "informed"].reason == Reason.UNDECLARED
-    inputs = prepare(given(INFORMED))
-    assert unreachable(inputs.scenario, find_undeclared(inputs)) == []
+    inputs = prepare_inputs(given(INFORMED))
+    assert find_unreachable(inputs.scenario, find_undeclared(inputs)) == []
 
 
 class NoTrials:
@@ -99,7 +101,7 @@ class NoTrials:
 def test_the_run_ends_as_was_said_before_it(tmp_path: Path) -> None:
     noted = Noting()
     folder = runner.launch(given(), str(tmp_path), local, noted)
-    assert noted.notes[0] == unreachable(given())[0]
+    assert noted.notes[0] == find_unreachable(given())[0]
     verdicts = {verdict.arm: verdict for verdict in Run(folder).verdicts()}
     assert (verdicts["none"].state, verdicts["noise"].reasons) == ("leaks", {Reason.NO_ADAPTIVE_ATTACK})
 
@@ -110,7 +112,7 @@ def test_the_run_ends_as_was_said_before_it(tmp_path: Path) -> None:
 def test_validate_says_it_of_a_run_and_of_seeds(tmp_path: Path, sweep: str, told: bool) -> None:
     (tmp_path / "s.yaml").write_text(f"{SCENARIO}\n{sweep}\n")
     output = CliRunner().invoke(app, ["validate", str(tmp_path / "s.yaml")]).output
-    assert (f"  note: {unreachable(given())[0]}" in output) == told
+    assert (f"  note: {find_unreachable(given())[0]}" in output) == told
     assert "valid" in output
 
 
@@ -119,4 +121,4 @@ def test_a_sweep_of_seeds_says_it_before_its_trials(tmp_path: Path) -> None:
     progress = SweepProgress()
     progress.note = said.append  # type: ignore[method-assign]
     sweeps.sweep(given(changes=("sweep={repeats: 2}",)), str(tmp_path), NoTrials(), progress)
-    assert unreachable(given())[0] in said
+    assert find_unreachable(given())[0] in said

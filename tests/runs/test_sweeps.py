@@ -18,7 +18,7 @@ from actors.sweep import on_tune
 from actors.trial import Reporter, prepare_process, search_places
 from rayfed import scenario as scenarios
 from rayfed.errors import MissingExtraError, ResourceError, RunError, ScenarioError
-from rayfed.evidence.outcomes import outcomes
+from rayfed.evidence.outcomes import compute_outcomes
 from rayfed.results.sweep_folder import SweepFolder
 from rayfed.runs import runner, sweeps
 from rayfed.runs.local_sweep import local_sweep
@@ -237,7 +237,7 @@ def test_every_trial_is_a_row_and_a_failed_one_says_why(swept: SweepFolder, scen
         assert (row["error"] is not None) == failed
         assert (row[NOISE] is not None) == (row["arm"] == "noise")
     assert any("lr" in row["error"] for row in rows if row["error"])
-    status = exits.status(swept.files)
+    status = exits.read_status(swept.files)
     assert (status["trials_done"], status["trials"]) == (len(plan_trials(scenario)), len(plan_trials(scenario)))
     assert status["unplayed"] == []
 
@@ -247,7 +247,7 @@ def test_a_trial_comes_to_what_its_scenario_comes_to_alone(
 ) -> None:
     trial = next(t for t in plan_trials(scenario) if t.arm == "noise" and t.values["training.lr"] == 0.1)
     alone = runner.launch(make_trial_scenario(scenario, trial), str(tmp_path), local, Progress())
-    [own] = outcomes(alone)
+    [own] = compute_outcomes(alone)
     [row] = [row for row in swept.outcomes().to_pylist() if row["trial"] == trial.name]
     for name in ("test_accuracy", "test_loss", "psnr", "max_psnr", "ssim", "bytes_up", "images"):
         assert row[name] == own[name], name

@@ -23,7 +23,7 @@ from rayfed.scenario import Scenario
 from rayfed.simulation.client import plan
 from rayfed.simulation.client.devices import devices
 from rayfed.simulation.executors.local import local
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.simulation.progress import Progress
 from rayfed.simulation.virtual_time.clock import Clock
 from rayfed.simulation.virtual_time.flights import InFlightUpdates
@@ -115,7 +115,7 @@ def flown(s: Scenario, rounds: int, work: float = 1e5) -> list[InFlightUpdates]:
         clients = plan.started(s, round)
         flights = InFlightUpdates.from_state(round, clock.begin(arm, round, clients, 0), s.clients_per_round, saved, {})
         for client in clients:
-            flights.made([{"client": client, "sent_bytes": 0}], None)
+            flights.add([{"client": client, "sent_bytes": 0}], None)
         flights.advance(clients)
         saved = {"flying": flights.kept, "ended": flights.landed[-1].arrival}
         found.append(flights)
@@ -192,7 +192,7 @@ def test_two_classes_arrive_at_the_rate_of_renewal_theory() -> None:
 @pytest.mark.engine
 def test_a_step_is_made_of_what_arrived_with_its_staleness(tmp_path: Path) -> None:
     """Each update is made again here, from the weights that the run had when its client began."""
-    versions, arm = [], prepare(parsed()).accounts[0].arm
+    versions, arm = [], prepare_inputs(parsed()).accounts[0].arm
     versions.append(arm.weights)
     for rounds in range(1, 5):
         versions.append(arm_weights(played(tmp_path / str(rounds), f"rounds={rounds}")))
@@ -200,7 +200,7 @@ def test_a_step_is_made_of_what_arrived_with_its_staleness(tmp_path: Path) -> No
     from rayfed.simulation.client.server_message import Sent
     from rayfed.simulation.executors.local import LocalExecutor
 
-    worker = LocalExecutor(prepare(parsed()))._client
+    worker = LocalExecutor(prepare_inputs(parsed()))._client
     ages = set()
     for round in range(4):
         landed = [row for row in rows(folder, "clients") if row["round"] == round]
@@ -288,12 +288,12 @@ def test_what_does_not_go_with_an_asynchronous_rule_is_refused(changes: list[str
 def test_what_keeps_a_state_is_refused() -> None:
     text = TEXT + "defences: [{name: top_k, k: 10, error_feedback: true}]\n"
     with pytest.raises(ScenarioError, match="fedbuff is not possible in arm 'top_k': clients keep a state"):
-        prepare(parsed(text=text))
+        prepare_inputs(parsed(text=text))
 
 
 def test_fedasync_mixes_one_model_at_a_time() -> None:
     with pytest.raises(UserError, match=r"set federation\.clients_per_round to 1, not 3"):
-        prepare(parsed("aggregation=fedasync"))
+        prepare_inputs(parsed("aggregation=fedasync"))
 
 
 @pytest.mark.parametrize("server", ["{optimiser: adam}", "{lr: 0.5}", "{momentum: 0.9}"])
@@ -310,9 +310,9 @@ def test_there_is_no_account(defence: str) -> None:
     text = TEXT + f"defences: [{{name: {defence}, clip: 1, noise_multiplier: 1, delta: 0.001}}]\n"
     if defence == "dp_fedavg":
         with pytest.raises(UserError, match=r"dp_fedavg .* FedBuff"):
-            prepare(parsed(text=text))
+            prepare_inputs(parsed(text=text))
         return
-    [row] = prepare(parsed(text=text)).privacy
+    [row] = prepare_inputs(parsed(text=text)).privacy
     assert row.get("epsilon") is None
     assert "there is no account for fedbuff" in row["note"]
 

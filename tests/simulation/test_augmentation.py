@@ -20,7 +20,7 @@ from rayfed.simulation.client.cohort import cohort_updates
 from rayfed.simulation.client.server_message import Sent
 from rayfed.simulation.client.visit import ClientVisit
 from rayfed.simulation.executors.worker import ClientWorker
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.threat_model.observations import ObservationBuilder
 from rayfed.update import Update
 
@@ -99,7 +99,7 @@ federation: {rounds: 3, clients: 8, clients_per_round: 5, cohort_size: 2}
 
 
 def runtime(s: Scenario) -> tuple[ClientWorker, Sent]:
-    inputs = prepare(s)
+    inputs = prepare_inputs(s)
     found = ClientWorker(s, inputs.data, inputs.parts, CPU)
     model = found.arm(next(iter(s.played))).model
     return found, Sent(0, weights_of(model), buffers_of(model))
@@ -150,7 +150,7 @@ def test_a_cohort_in_one_call_trains_on_the_same_images() -> None:
 def test_an_epsilon_is_what_it_is_without() -> None:
     private = "defences: [{name: dp_sgd, noise_multiplier: 1, clip: 1, delta: 1e-5}]\n"
     plain = "training: {batch_size: 8}\n"
-    one, other = (prepare(scenario(private, training)).accounts[0].epsilon(3) for training in (BOTH, plain))
+    one, other = (prepare_inputs(scenario(private, training)).accounts[0].epsilon(3) for training in (BOTH, plain))
     assert one == other
 
 
@@ -189,7 +189,7 @@ def test_candidates_for_membership_all_look_as_if_trained_on() -> None:
 def test_what_cannot_be_augmented() -> None:
     looking_back = "attacks: [{name: idlg, rounds: [2], earlier: 1, observes: gradient}]\n"
     with pytest.raises(ScenarioError, match=r"training\.augment.*`earlier`"):
-        prepare(scenario(looking_back))
+        prepare_inputs(scenario(looking_back))
     with pytest.raises(ScenarioError, match="augment: has no effect"):
         scenario(training="training: {augment: {}}\n")
     texts = """
@@ -200,7 +200,7 @@ training: {augment: {flip: true}}
 federation: {rounds: 1, clients: 2}
 """
     with pytest.raises(UserError, match=r"training\.augment crops and flips images, but data 'text' has no images"):
-        prepare(scenarios.parse(texts))
+        prepare_inputs(scenarios.parse(texts))
     arms = "arms: {none: [], augmented: {training: {augment: {flip: true}}}}\n"
     own, sent = runtime(scenario(arms, ""))
     none, flipped = (own.task(arm, sent, 0, own.parts[0], {}).data.inputs for arm in ("none", "augmented"))

@@ -83,7 +83,7 @@ def test_options_that_do_not_fit_what_an_attack_meets_are_rows_that_say_so(tmp_p
     own = [(row["arm"], row["status"], row["message"]) for row in rows if row["attack"] == "mine"]
     assert own == [("none", "failed", "mine"), ("noise", "failed", "mine")], "as it was raised, for it is for the user"
     assert {row["status"] for row in rows if row["attack"] == "analytic"} <= {"ok", "diverged"}
-    assert exits.status(folder)["state"] == "finished"
+    assert exits.read_status(folder)["state"] == "finished"
 
 
 @pytest.mark.parametrize("name", ["dlg", "inverting_gradients", "grnn"])
@@ -119,7 +119,7 @@ def test_what_was_over_when_it_was_stopped_stands(tmp_path: Path) -> None:
         attacked("stop", tmp_path, Progress())
     [found] = tmp_path.iterdir()
     folder = RunFolder.open(str(found))
-    assert exits.status(folder)["state"] == "interrupted"
+    assert exits.read_status(folder)["state"] == "interrupted"
     assert [row["attack"] for row in folder.read_table("attacks").to_pylist()] == ["analytic"] * 2
     assert [verdict.state for verdict in read_evidence(folder).verdicts] == [State.LEAKS, State.NOT_MEASURED]
 

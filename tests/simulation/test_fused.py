@@ -171,11 +171,11 @@ def test_updates_are_the_loops(model: str, settings: dict[str, Any]) -> None:
 def test_losses_are_the_loops(name: str) -> None:
     net = drawn(lenet)
     if name == "smoothed":
-        losses.attach(net, losses.CrossEntropy(label_smoothing=0.2))
+        losses.attach_loss(net, losses.CrossEntropy(label_smoothing=0.2))
     elif name == "binary_cross_entropy":
-        losses.attach(net, losses.BinaryCrossEntropy())
+        losses.attach_loss(net, losses.BinaryCrossEntropy())
     elif name == "mean_squared_error":
-        losses.attach(net, losses.MeanSquaredError())
+        losses.attach_loss(net, losses.MeanSquaredError())
     tasks = [task(net, client) for client in range(CLIENTS)]
     if name != "smoothed":
         tasks = [t.replace(data=t.data._replace(labels=F.one_hot(t.data.labels, 10).double() * 0.9)) for t in tasks]

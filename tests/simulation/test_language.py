@@ -22,7 +22,7 @@ from rayfed.runs import runner
 from rayfed.simulation.client.server_message import Sent
 from rayfed.simulation.executors.local import local
 from rayfed.simulation.executors.worker import ClientWorker
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.simulation.progress import Progress
 from rayfed.simulation.rounds.evaluation import measure_baselines
 from tests.helpers.language_fixtures import (
@@ -163,7 +163,7 @@ def document(path: Any, kind: str = "gpt2", **changes: Any) -> dict[str, Any]:
 
 def test_masks_follow_from_seed_round_and_client(tmp_path: Path) -> None:
     s = scenario.check(document(table(tmp_path / "t.parquet"), "bert"), "t")
-    made = prepare(s)
+    made = prepare_inputs(s)
     worker = ClientWorker(s, made.data, made.parts, torch.device("cpu"))
     arm = worker.arm("none")
 
@@ -182,12 +182,12 @@ def test_masks_follow_from_seed_round_and_client(tmp_path: Path) -> None:
 
 def test_texts_without_classes_train_language_models_alone(tmp_path: Path) -> None:
     path = table(tmp_path / "t.parquet")
-    data = prepare(scenario.check(document(path), "t")).data
+    data = prepare_inputs(scenario.check(document(path), "t")).data
     assert data.has_places
     assert [name.strip() for name in data.classes] == list(SAMPLE.vocabulary)
     assert np.array_equal(data.train_labels == NO_TARGET, np.asarray(data.train_images) == PAD)
     with pytest.raises(UserError, match=r"has texts without classes: .*label_column.* `model\.task: causal_lm`"):
-        prepare(scenario.check(document(path, model={"name": "hf", "path": str(folder("bert"))}), "t"))
+        prepare_inputs(scenario.check(document(path, model={"name": "hf", "path": str(folder("bert"))}), "t"))
 
 
 def test_the_loss_goes_with_the_task_unless_it_is_set(tmp_path: Path) -> None:
@@ -201,11 +201,11 @@ def test_the_loss_goes_with_the_task_unless_it_is_set(tmp_path: Path) -> None:
 def test_partitions_go_by_the_classes_that_texts_have(tmp_path: Path) -> None:
     path = table(tmp_path / "t.parquet", label=[n % 3 for n in range(60)])
     partition = {"name": "dirichlet", "alpha": 0.5}
-    data = prepare(scenario.check(document(path, partition=partition), "t")).data
+    data = prepare_inputs(scenario.check(document(path, partition=partition), "t")).data
     assert data.groups[1] == ("0", "1", "2")
     bare = table(tmp_path / "b.parquet")
     with pytest.raises(UserError, match="iid or quantity"):
-        prepare(scenario.check(document(bare, partition=partition), "t"))
+        prepare_inputs(scenario.check(document(bare, partition=partition), "t"))
 
 
 def words_and_tags(path: Path, **columns: Any) -> Path:
@@ -269,7 +269,7 @@ def test_what_does_not_go_with_language_models_is_said_before_a_run(
     tmp_path: Path, changes: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(UserError, match=says):
-        prepare(scenario.check(document(table(tmp_path / "t.parquet"), **changes), "t"))
+        prepare_inputs(scenario.check(document(table(tmp_path / "t.parquet"), **changes), "t"))
 
 
 # evaluation
@@ -291,7 +291,7 @@ def test_perplexity_is_that_of_all_tokens_together(tmp_path: Path) -> None:
     written = document(table(tmp_path / "t.parquet"), **changes)
     written["data"]["tokenizer"] = str(folder("gpt2"))
     s = scenario.check(written, "t")
-    made = prepare(s)
+    made = prepare_inputs(s)
     worker = ClientWorker(s, made.data, made.parts, torch.device("cpu"))
     arm, data = worker.arm("none"), made.data
     found = worker.evaluate("none", Sent(0, arm.weights, arm.buffers), 0, len(data.test_labels))
@@ -309,7 +309,7 @@ def test_perplexity_is_that_of_all_tokens_together(tmp_path: Path) -> None:
 
 def test_a_guess_names_each_token_as_often_as_it_occurs() -> None:
     labels = np.array([[5, 5, 6, NO_TARGET], [5, 7, NO_TARGET, NO_TARGET]])
-    data = prepare(scenario.check({"name": "t", "federation": {"rounds": 1, "clients": 2}}, "t")).data
+    data = prepare_inputs(scenario.check({"name": "t", "federation": {"rounds": 1, "clients": 2}}, "t")).data
     from dataclasses import replace
 
     images = np.zeros((2, 4), np.int64)

@@ -20,7 +20,7 @@ from rayfed.scenario import resolve
 from rayfed.simulation.client.runtime import CohortReport
 from rayfed.simulation.executors.base import Call, Done, Gone, Lost
 from rayfed.simulation.executors.local import LocalExecution, LocalExecutor, local
-from rayfed.simulation.executors.stragglers import Cohort, Portion, Result, portions
+from rayfed.simulation.executors.stragglers import Cohort, Portion, Result, split_by_weight
 from rayfed.simulation.inputs import Inputs
 from rayfed.simulation.progress import Progress
 from rayfed.simulation.rounds import node_sums
@@ -92,7 +92,7 @@ class Nodes:
         for result in self.train(work):
             sums.add(result)
         folds = {arm.name: TreeFold(Adding(), count) for arm in ARMS}  # type: ignore[arg-type]
-        for arm, partials in sums.met():
+        for arm, partials in sums.merge():
             for (level, index), partial in partials.items():
                 folds[arm].add(index, partial, level)
                 self.received += 1
@@ -121,7 +121,7 @@ def test_no_bit_hangs_on_nodes_order_or_losses(
     draw: random.Random, count: int, seed: int, calls: int, nodes: int, losses: int, obedient: bool
 ) -> None:
     numbers = np.random.default_rng(seed).normal(size=count).astype(np.float32)
-    runs, names = portions([1.0] * count, calls, nodes), [str(i) for i in range(nodes)]
+    runs, names = split_by_weight([1.0] * count, calls, nodes), [str(i) for i in range(nodes)]
     world = Nodes(draw, numbers, names, losses, obedient)
     totals = world.totals(runs, assign_homes([float(len(run)) for run in runs], dict.fromkeys(names, 1)))
     assert [total.tobytes() for total in totals.values()] == [straight(numbers)] * 2
@@ -153,7 +153,7 @@ def test_a_node_gets_work_as_it_has_actors() -> None:
 @pytest.mark.parametrize(("nodes", "before", "after"), [(2, 236, 8), (8, 944, 37), (32, 2880, 18), (50, 1600, 7)])
 def test_few_partial_results_reach_the_server(nodes: int, before: int, after: int) -> None:
     """Of 6,400 cohorts that are alike, on nodes of 16 actors; every so many nodes bring their sums together."""
-    runs = portions([10.0] * 6400, 32 * nodes, 16 * nodes)
+    runs = split_by_weight([10.0] * 6400, 32 * nodes, 16 * nodes)
     names = [str(i) for i in range(nodes)]
     assert sum(_branches(run[0], run[-1] + 1) for run in runs) == before
     world = Nodes(random.Random(3), np.zeros(6400, np.float32), names, obedient=True)

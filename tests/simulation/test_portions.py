@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rayfed import scenario as scenarios
 from rayfed.aggregation.server import TreeFold
 from rayfed.simulation.client import plan
-from rayfed.simulation.executors.stragglers import portions, shares
+from rayfed.simulation.executors.stragglers import split_among_workers, split_by_weight
 from rayfed.simulation.gpus import KINDS, with_devices
 from tests.helpers.portion_fixtures import Adding
 
@@ -37,7 +37,7 @@ def sent_by(runs: list[list[int]], count: int) -> int:
 
 @given(st.lists(st.integers(0, 50), max_size=200), st.integers(1, 40), st.integers(1, 20))
 def test_each_cohort_is_in_one_run_of_consecutive_ones(weights: list[int], calls: int, workers: int) -> None:
-    runs = portions(weights, calls, workers)
+    runs = split_by_weight(weights, calls, workers)
     assert [i for run in runs for i in run] == list(range(len(weights)))
     assert all(runs)
     assert len(runs) <= calls
@@ -49,19 +49,19 @@ def test_sums_have_the_same_bits_whatever_the_runs(count: int, seed: int, calls:
     numbers = draw.normal(size=count).astype(np.float32)
     weights = draw.integers(1, 100, count).tolist()
     alone, _ = folded(numbers, [[i] for i in range(count)], draw)
-    several, _ = folded(numbers, portions(weights, calls, workers), draw)
+    several, _ = folded(numbers, split_by_weight(weights, calls, workers), draw)
     assert several.tobytes() == alone.tobytes()
 
 
 @pytest.mark.parametrize(("each", "calls"), [(4, 1600), (16, 4), (1, 64), (2, 8), (8, 5), (64, 3)])
 def test_runs_that_may_be_subtrees_send_one_partial_result_each(each: int, calls: int) -> None:
-    runs = portions([10.0] * (each * calls), calls, -(-calls // 2))
+    runs = split_by_weight([10.0] * (each * calls), calls, -(-calls // 2))
     assert (len(runs), sent_by(runs, each * calls)) == (calls, calls)
 
 
 def test_runs_of_unlike_clients_send_a_third_fewer_than_cuts_of_equal_weight() -> None:
     weights = np.ceil(10 * np.random.default_rng(0).lognormal(0, 0.5, 6400)).tolist()
-    assert 3 * sent_by(portions(weights, 1600, 800), 6400) <= 2 * sent_by(equal_runs(weights, 1600), 6400)
+    assert 3 * sent_by(split_by_weight(weights, 1600, 800), 6400) <= 2 * sent_by(equal_runs(weights, 1600), 6400)
 
 
 def equal_runs(weights: list[float], calls: int) -> list[list[int]]:
@@ -83,7 +83,7 @@ def ends(runs: list[list[int]], weights: list[float], workers: int) -> float:
 def test_aligned_runs_end_hardly_later_than_those_of_equal_weight(weights: list[int], workers: int) -> None:
     calls, each = 2 * workers, [float(weight) for weight in weights]
     least = ends(equal_runs(each, calls), each, workers)
-    assert ends(portions(each, calls, workers), each, workers) <= least * (1 + 1 / 32) + 1e-9
+    assert ends(split_by_weight(each, calls, workers), each, workers) <= least * (1 + 1 / 32) + 1e-9
 
 
 @pytest.mark.parametrize(
@@ -93,19 +93,19 @@ def test_aligned_runs_end_hardly_later_than_those_of_equal_weight(weights: list[
 def test_a_worker_gets_one_call_where_the_only_arm_has_few_cohorts(
     cohorts: int, workers: int, arms: int, calls: int
 ) -> None:
-    assert len(shares([10.0] * cohorts, workers, arms)) == calls
+    assert len(split_among_workers([10.0] * cohorts, workers, arms)) == calls
 
 
 def test_a_worker_gets_two_calls_where_one_would_be_done_late() -> None:
     weights = [60.0, 10.0, 10.0, 10.0, 10.0, 10.0, 10.0]
-    one, two = portions(weights, 2, 2), shares(weights, 2, 1)
+    one, two = split_by_weight(weights, 2, 2), split_among_workers(weights, 2, 1)
     assert ends(two, weights, 2) <= ends(one, weights, 2)
-    assert len(shares([50.0, 1.0, 1.0, 50.0], 2, 1)) == 2
+    assert len(split_among_workers([50.0, 1.0, 1.0, 50.0], 2, 1)) == 2
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=80), st.integers(1, 8), st.integers(1, 3))
 def test_shares_have_each_cohort_once(weights: list[int], workers: int, arms: int) -> None:
-    runs = shares([float(weight) for weight in weights], workers, arms)
+    runs = split_among_workers([float(weight) for weight in weights], workers, arms)
     assert [i for run in runs for i in run] == list(range(len(weights)))
 
 

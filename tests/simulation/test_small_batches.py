@@ -19,7 +19,7 @@ from rayfed.registry import component
 from rayfed.scenario import Training
 from rayfed.simulation.client import plan
 from rayfed.simulation.client.local import batches, smallest_batch
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.simulation.small_batches import check_batches
 
 
@@ -102,7 +102,7 @@ federation: {{rounds: 2, clients: 3}}
 
 
 def remarks(model: str, *changes: str, samples: int = 15) -> list[str]:
-    return check_batches(prepare(scenarios.parse(TEXT.format(model=model, samples=samples), changes=changes)))
+    return check_batches(prepare_inputs(scenarios.parse(TEXT.format(model=model, samples=samples), changes=changes)))
 
 
 def refused(model: str, *changes: str, samples: int = 15) -> str:
@@ -171,7 +171,7 @@ def test_a_client_with_one_sample_needs_another_partition() -> None:
 def test_only_clients_that_take_part_count(seed: int) -> None:
     """Of 16 samples two clients have 5, whose last batch is of one, and the third has 6."""
     changes = ("federation.clients_per_round=1", "federation.rounds=1", f"seed={seed}")
-    inputs = prepare(scenarios.parse(TEXT.format(model="batch_norm", samples=16), changes=changes))
+    inputs = prepare_inputs(scenarios.parse(TEXT.format(model="batch_norm", samples=16), changes=changes))
     [drawn] = plan.drawn_clients(inputs.scenario, 0)
     if inputs.parts.sizes[drawn] == 6:
         assert check_batches(inputs) == []

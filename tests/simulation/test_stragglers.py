@@ -15,7 +15,7 @@ from rayfed.errors import ClientError
 from rayfed.scenario import resolve
 from rayfed.simulation.client.runtime import CohortReport
 from rayfed.simulation.executors.base import Call, Crashed, Done, Overdue
-from rayfed.simulation.executors.stragglers import Cohort, StragglerHandling, portions
+from rayfed.simulation.executors.stragglers import Cohort, StragglerHandling, split_by_weight
 
 TEXT = """
 name: t
@@ -54,7 +54,7 @@ def results(played: Played, calls: int, *changes: str) -> tuple[list[Any], list[
     scenario, notes = scenarios.parse(TEXT, changes=changes), list[str]()
     arm = resolve(scenario)["none"]
     cohorts = [Cohort(arm, i, "sent", (3 * i, 3 * i + 1, 3 * i + 2), {}) for i in range(4)]
-    work = [[cohorts[i] for i in portion] for portion in portions([1.0] * 4, calls, 1)]
+    work = [[cohorts[i] for i in portion] for portion in split_by_weight([1.0] * 4, calls, 1)]
     handling = StragglerHandling(7, scenario.federation.failures, played.run, notes.append)
     return list(handling.results(work)), notes
 

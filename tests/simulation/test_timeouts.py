@@ -22,7 +22,7 @@ from rayfed.registry import component
 from rayfed.runs import runner
 from rayfed.simulation.executors.base import Call, Done, Execution, Overdue, Ref
 from rayfed.simulation.executors.local import LocalExecution, LocalExecutor, local
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.simulation.progress import Progress
 from rayfed.store.folder import RunFolder
 from rayfed.update import Named, Observation
@@ -154,4 +154,4 @@ class Uneven:
 )
 def test_clients_without_samples_are_refused(how: str, said: str) -> None:
     with pytest.raises(UserError, match=f"partition 'tests.simulation.test_timeouts:Uneven' {said}"):
-        prepare(parsed(f"partition={{name: 'tests.simulation.test_timeouts:Uneven', {how}}}"))
+        prepare_inputs(parsed(f"partition={{name: 'tests.simulation.test_timeouts:Uneven', {how}}}"))

@@ -35,7 +35,7 @@ from rayfed.simulation.client.local import batches, local_training, trained_samp
 from rayfed.simulation.client.server_message import Sent
 from rayfed.simulation.client.visit import ClientVisit, ObservedClient
 from rayfed.simulation.executors.worker import ClientWorker
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.threat_model.observations import ObservationBuilder
 from rayfed.update import Named, Update
 from tests.helpers.component_fixtures import variants
@@ -387,7 +387,7 @@ federation: {rounds: 3, clients: 8, clients_per_round: 5, cohort_size: 2}
 
 
 def runtime(s: Scenario) -> tuple[ClientWorker, Sent]:
-    inputs = prepare(s)
+    inputs = prepare_inputs(s)
     found = ClientWorker(s, inputs.data, inputs.parts, CPU)
     model = found.arm(next(iter(s.played))).model
     return found, Sent(0, weights_of(model), buffers_of(model))
@@ -459,7 +459,7 @@ def test_plan_follows_from_the_scenario() -> None:
 
 def test_victims_are_clients_that_can_be_observed() -> None:
     s = scenario()
-    samples = [len(p) for p in prepare(s).parts]
+    samples = [len(p) for p in prepare_inputs(s).parts]
     drawn = plan.drawn_clients(s, 0)
     chosen = plan.victims(s, AttackSpec(name="dlg", victims=2), 0, samples)
     assert chosen == drawn[:2]
@@ -533,7 +533,7 @@ def test_attackers_are_shown_the_parameters_that_are_frozen(how: str) -> None:
 
 def test_a_model_with_nothing_to_train_is_refused() -> None:
     with pytest.raises(UserError, match="no trainable parameter"):
-        prepare(scenario().model_copy(update={"model": half_frozen(frozen_layers=2)}))
+        prepare_inputs(scenario().model_copy(update={"model": half_frozen(frozen_layers=2)}))
 
 
 def test_an_observed_gradient_is_that_of_its_truth() -> None:

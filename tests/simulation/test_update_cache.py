@@ -17,7 +17,7 @@ from rayfed.simulation.client.server_message import Sent, State
 from rayfed.simulation.client.update_cache import ClientUpdate, UpdateCache, UpdateKey
 from rayfed.simulation.client.visit import ObservationRequest, ObservedClient, Truth
 from rayfed.simulation.executors.worker import ClientWorker
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.update import Observation, Update
 
 CPU = torch.device("cpu")
@@ -62,7 +62,7 @@ def new_worker(arm: str, attacks: Sequence[dict[str, Any]] = FEW, **training: An
         "arms": {arm: DEFENCES[arm]},
         "attacks": [{"rounds": [0], "victims": [1], **attack} for attack in attacks],
     }
-    inputs = prepare(scenario.parse(yaml.safe_dump(document)))
+    inputs = prepare_inputs(scenario.parse(yaml.safe_dump(document)))
     return ClientWorker(inputs.scenario, inputs.data, inputs.parts, CPU, inputs.validation)
 
 

@@ -28,7 +28,7 @@ from rayfed.simulation.client import plan
 from rayfed.simulation.client.devices import devices
 from rayfed.simulation.executors.base import Call, Crashed, Done, Overdue
 from rayfed.simulation.executors.local import LocalExecution, LocalExecutor, local
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.simulation.progress import Progress
 from rayfed.simulation.virtual_time.clock import LATE, LOST, SMALL, SURPLUS, Clock, RoundClock
 from rayfed.simulation.virtual_time.work import Work, _Counter, count_processed, count_work
@@ -188,13 +188,13 @@ def test_a_file_that_does_not_fit_is_refused(table: dict[str, Any], message: str
     pq.write_table(pa.table(table), file)
     text = TEXT.replace("devices: {fast: {share: 3, compute: 10}, slow: {share: 1}}", f"file: {file}")
     with pytest.raises(ScenarioError, match=message):
-        prepare(parsed(text=text))
+        prepare_inputs(parsed(text=text))
 
 
 def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
     text = TEXT.replace("devices: {fast: {share: 3, compute: 10}, slow: {share: 1}}", f"file: {tmp_path}/no.parquet")
     with pytest.raises(ScenarioError, match=r"no\.parquet' not found"):
-        prepare(parsed(text=text))
+        prepare_inputs(parsed(text=text))
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def model_flops(batch: int) -> int:
 
 
 def test_the_work_of_a_step_is_that_of_its_products() -> None:
-    inputs = prepare(parsed())
+    inputs = prepare_inputs(parsed())
     work = count_work(inputs)["none"]
     assert work.fixed == 0
     # the first layer's own input gradient is nobody's
@@ -248,7 +248,7 @@ def test_the_work_of_a_step_is_that_of_its_products() -> None:
 def test_noise_on_the_update_is_no_counted_work_and_per_sample_gradients_are_as_many_products() -> None:
     text = TEXT.replace("mlp, hidden: [4]", "lenet") + "arms:\n  none: []\n  noise: [{name: gaussian, sigma: 0.1}]\n"
     text += "  dp: [{name: dp_sgd, clip: 1, noise_multiplier: 1, delta: 0.001}]\n"
-    work = count_work(prepare(parsed(text=text)))
+    work = count_work(prepare_inputs(parsed(text=text)))
     assert work["noise"] == work["none"]
     assert 1 <= work["dp"].per_sample / work["none"].per_sample < 1.2  # grouped convolutions, counted once
 
@@ -257,7 +257,7 @@ def test_noise_on_the_update_is_no_counted_work_and_per_sample_gradients_are_as_
 def test_private_training_is_counted_from_the_second_round_on(sampling: str) -> None:
     text = TEXT.replace("mlp, hidden: [4]", "lenet") + "arms:\n  none: []\n"
     text += "".join(f"  split{n}: [{{name: split, private_epochs: {n}}}]\n" for n in (0, 3))
-    work = count_work(prepare(parsed(text=text)))
+    work = count_work(prepare_inputs(parsed(text=text)))
     training = Training(batch_size=5, epochs=2, sampling=sampling)
     plain, shared, split = (work[name] for name in ("none", "split0", "split3"))
     first = [one.flops(10, training, 0) for one in (plain, shared, split)]
@@ -298,7 +298,7 @@ def recurrent(tmp_path: Path) -> str:
 
 
 def test_recurrent_layers_are_counted_the_same_with_onednn_and_without(tmp_path: Path) -> None:
-    inputs = prepare(parsed(recurrent(tmp_path)))
+    inputs = prepare_inputs(parsed(recurrent(tmp_path)))
     work = count_work(inputs)["none"]
     gates, steps = 4 * 32, 8
     forward = 2 * steps * gates * (8 + 32)
@@ -311,7 +311,7 @@ def test_recurrent_layers_are_counted_the_same_with_onednn_and_without(tmp_path:
 
 def test_per_sample_gradients_of_recurrent_layers_are_counted(tmp_path: Path) -> None:
     arms = "arms:\n  none: []\n  dp: [{name: dp_sgd, clip: 1, noise_multiplier: 1, delta: 0.001}]\n"
-    work = count_work(prepare(parsed(recurrent(tmp_path), text=TEXT + arms)))
+    work = count_work(prepare_inputs(parsed(recurrent(tmp_path), text=TEXT + arms)))
     assert 1 <= work["dp"].per_sample / work["none"].per_sample < 1.5
 
 
@@ -338,7 +338,7 @@ def test_products_of_vectors_batches_and_three_tensors_are_counted(product: Any,
 
 
 def test_memory_is_what_autograd_keeps_and_three_times_the_weights() -> None:
-    work = count_work(prepare(parsed()))["none"]
+    work = count_work(prepare_inputs(parsed()))["none"]
     assert work.weights == 3 * 4 * (64 * 4 + 4 + 4 * 10 + 10)
     # float32 inputs (flattened), the hidden layer's output, the log-probabilities; int64 labels
     assert 4 * (64 + 4 + 10) <= work.activations <= 4 * (2 * 64 + 3 * 4 + 3 * 10) + 16
@@ -350,7 +350,7 @@ def test_memory_is_what_autograd_keeps_and_three_times_the_weights() -> None:
     [("{momentum: 0.9}", 4), ("{optimiser: adam}", 5), ("{optimiser: adamw}", 5), ("{algorithm: fedsgd}", 3)],
 )
 def test_memory_has_the_optimisers_state(training: str, copies: int) -> None:
-    work = count_work(prepare(parsed(f"training={training}")))["none"]
+    work = count_work(prepare_inputs(parsed(f"training={training}")))["none"]
     assert work.weights == copies * 4 * (64 * 4 + 4 + 4 * 10 + 10)
 
 
@@ -362,7 +362,7 @@ def test_memory_has_what_is_frozen_and_the_buffers_once(tmp_path: Path) -> None:
         "    return nn.Sequential(nn.Flatten(), body, nn.Linear(1000, 10), nn.BatchNorm1d(10))\n"
     )
     registry.search(str(tmp_path))
-    work = count_work(prepare(parsed("model=mostly_frozen:build")))["none"]
+    work = count_work(prepare_inputs(parsed("model=mostly_frozen:build")))["none"]
     frozen, trained, statistics = 64 * 1000 + 1000, 1000 * 10 + 10 + 10 + 10, 10 + 10
     assert work.weights == 4 * (frozen + 3 * trained + statistics) + 8  # a count of batches, int64
 
@@ -453,7 +453,7 @@ def test_two_classes_have_the_expected_maximum_and_share_of_dropped() -> None:
 def test_a_clients_time_is_transfer_work_and_transfer(tmp_path: Path) -> None:
     system = "{reference: 1.0e6, devices: {d: {compute: 2, down: 4, up: 1, latency: 0.25}}}"
     folder = played(tmp_path, f"federation.system={system}")
-    inputs = prepare(parsed())
+    inputs = prepare_inputs(parsed())
     values = 64 * 4 + 4 + 4 * 10 + 10
     for row in rows(folder, "clients"):
         work = model_flops(int(inputs.parts.sizes[row["client"]])) / 2e6
@@ -512,7 +512,7 @@ def test_who_is_left_out_is_in_no_sum(changes: tuple[str, ...], status: str, tmp
     assert saved is not None
 
     s = parsed("federation.system=null", *(UNLIKE if UNLIKE[0] in changes else ()))
-    inputs = prepare(s)
+    inputs = prepare_inputs(s)
     from rayfed.simulation.client.server_message import Sent
 
     worker = LocalExecutor(inputs)._client
@@ -638,7 +638,7 @@ LOCAL_DP = "defences: [{name: dp_sgd, clip: 1, noise_multiplier: 1, delta: 0.001
 )
 def test_no_epsilon_where_devices_choose_the_clients(changes: list[str], why: str) -> None:
     s = parsed(*(f"federation.{c}" for c in changes), text=TEXT + DP)
-    [row] = prepare(s).privacy
+    [row] = prepare_inputs(s).privacy
     assert row.get("epsilon") is None
     assert "no guarantee" in row["note"]
     assert why in row["note"]
@@ -646,15 +646,15 @@ def test_no_epsilon_where_devices_choose_the_clients(changes: list[str], why: st
 
 @pytest.mark.engine
 def test_an_epsilon_stays_where_devices_do_not_choose() -> None:
-    plain = prepare(parsed("federation.system=null", text=TEXT + DP)).privacy
-    assert prepare(parsed(text=TEXT + DP)).privacy == plain
+    plain = prepare_inputs(parsed("federation.system=null", text=TEXT + DP)).privacy
+    assert prepare_inputs(parsed(text=TEXT + DP)).privacy == plain
     assert plain[0]["epsilon"] is not None
-    local_ones = prepare(parsed("federation.system.over_selection=2", text=TEXT + LOCAL_DP)).privacy
+    local_ones = prepare_inputs(parsed("federation.system.over_selection=2", text=TEXT + LOCAL_DP)).privacy
     assert local_ones[0]["epsilon"] is not None
 
 
 def test_a_budget_is_refused_where_there_is_no_account() -> None:
-    inputs = prepare(parsed("federation.system.deadline=5", "privacy.budget=100", text=TEXT + DP))
+    inputs = prepare_inputs(parsed("federation.system.deadline=5", "privacy.budget=100", text=TEXT + DP))
     with pytest.raises(UserError, match=r"privacy\.budget: .*there is no account"):
         _ = inputs.limits
 
@@ -663,8 +663,8 @@ def test_masks_are_not_for_rounds_that_leave_clients_out() -> None:
     masks = "federation.protection=secure_aggregation"
     for change in ("federation.system.deadline=5", "federation.system.over_selection=2"):
         with pytest.raises(ScenarioError, match=r"federation\.system .* arm 'none'"):
-            prepare(parsed(masks, change))
-    prepare(parsed(masks))  # where a round waits for all
+            prepare_inputs(parsed(masks, change))
+    prepare_inputs(parsed(masks))  # where a round waits for all
 
 
 def test_a_client_that_was_late_is_attacked_all_the_same(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from rayfed.registry import component
 from rayfed.simulation.client.server_message import Sent
 from rayfed.simulation.client.visit import ObservationRequest, Truth
 from rayfed.simulation.executors.worker import ClientWorker
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.update import Named, Observation, Update
 from tests.helpers.attack_fixtures import observed
 
@@ -67,7 +67,7 @@ def one_client(
     if epochs:
         document["training"] |= {"epochs": epochs, "batch_size": 5}
         document["attacks"] = [{"name": "dlg", "observes": "update", "knowledge": ["defence", "code"]}]
-    inputs = prepare(scenario.parse(yaml.safe_dump(document)))
+    inputs = prepare_inputs(scenario.parse(yaml.safe_dump(document)))
     worker = ClientWorker(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
     [account] = inputs.accounts
     sent = Sent(0, account.arm.weights, account.arm.buffers)
@@ -302,7 +302,7 @@ def met(
     document: dict[str, Any],
 ) -> tuple[ClientWorker, tuple[Sent, ObservationRequest], Observation, Truth]:
     """A worker, what it is asked to observe of the scenario's client 1, and what comes of it."""
-    inputs = prepare(scenario.parse(yaml.safe_dump(document)))
+    inputs = prepare_inputs(scenario.parse(yaml.safe_dump(document)))
     worker = ClientWorker(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
     [account], [attack] = inputs.accounts, inputs.scenario.attacks
     asked = Sent(0, account.arm.weights, account.arm.buffers), ObservationRequest(account.name, [1], attack)

@@ -33,7 +33,7 @@ from rayfed.simulation.client.server_message import Sent
 from rayfed.simulation.client.visit import ClientVisit, ObservedClient, Truth
 from rayfed.simulation.executors.attacker import AttackWorker
 from rayfed.simulation.executors.local import local
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.simulation.progress import Progress
 from rayfed.threat_model.grants.base import Grant
 from rayfed.threat_model.observations import ObservationBuilder
@@ -66,7 +66,7 @@ SEALED = ("ckks", "masked", "short")
 @pytest.fixture(scope="module")
 def seen() -> Any:
     """Client 0 of an arm as an attack with some knowledge observes it."""
-    inputs = prepare(scenarios.parse(TEXT))
+    inputs = prepare_inputs(scenarios.parse(TEXT))
     runtime = ClientRuntime(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
 
     def observe(*knowledge: str, arm: str = "locked", **settings: Any) -> Observation:

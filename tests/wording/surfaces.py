@@ -18,7 +18,7 @@ from rayfed.attacks.progress import Standing
 from rayfed.cli.bounds import parse_bounds
 from rayfed.evidence.recommend import parse_bound, recommend_setting
 from rayfed.evidence.rows import Row
-from rayfed.evidence.settings import settings
+from rayfed.evidence.settings import group_settings
 from rayfed.report.export.tables import export_table
 from rayfed.report.gate import GatedRun, Ruling
 from rayfed.report.html.run import write_report
@@ -30,7 +30,7 @@ from rayfed.report.terminal.run import RunView
 from rayfed.report.terminal.sweep import SweepView
 from rayfed.report.text import recommendation
 from rayfed.results.loading import open_results
-from rayfed.store.exits import status
+from rayfed.store.exits import read_status
 from rayfed.version import __version__
 from tests.helpers.report_fixtures import make_sweep
 from tests.helpers.result_fixtures import small_sweep
@@ -90,7 +90,7 @@ def _printed(case: Case) -> str:
     view._scenario = case.folder.scenario()
     tables = [case.folder.read_table(name).to_pylist() for name in ("rounds", "attacks", "inferences")]
     view.accounted(case.folder.read_table("privacy").to_pylist())
-    if status(case.folder)["state"] != "finished":
+    if read_status(case.folder)["state"] != "finished":
         view.interrupted("training")
         view.interrupted("attack")
         view.stopped("killed", "training")
@@ -192,7 +192,7 @@ def _recommended(rows: Sequence[Row], fields: Sequence[str]) -> Iterator[str]:
     """Return a recommendation that satisfies the bounds, and one that exceeds them."""
     for limit in (15, 1):
         found = recommend_setting(
-            settings(rows, fields), [parse_bound(f"psnr<={limit}"), parse_bound("test_accuracy>=0.9")]
+            group_settings(rows, fields), [parse_bound(f"psnr<={limit}"), parse_bound("test_accuracy>=0.9")]
         )
         yield recommendation.recommendation_text(found)
         yield from (" | ".join(recommendation.check_cells(check)) for check in found.chosen.checks)

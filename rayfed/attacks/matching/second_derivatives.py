@@ -31,7 +31,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rayfed.attacks.base import NotApplicable
 from rayfed.attacks.remembered import once_for
-from rayfed.core.vectorised import in_turn
+from rayfed.core.vectorised import map_in_turn
 from rayfed.gradients import batch_loss, flatten, gradient, loss_of, within
 from rayfed.update import Named
 
@@ -61,7 +61,7 @@ class Way:
 
     def each(self, one: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that applies `one` along the leading dimension Q of tensors, or dictionaries of tensors."""
-        return vmap(one) if self.together else in_turn(one)
+        return vmap(one) if self.together else map_in_turn(one)
 
     def differentiate(self, value: Tensor, point: Tensor) -> None:
         """Add the derivative of a value, computed from `gradients`, to the `grad` of the leaf tensor `point`.

@@ -104,7 +104,7 @@ class Imprint:
     def _in_front_of(self, model: nn.Module, image_shape: tuple[int, ...]) -> nn.Module:
         block = ImprintBlock(prod(image_shape), self.bins, self.variant == "sparse")
         whole = nn.Sequential(OrderedDict(imprint=block, model=model))
-        losses.attach(whole, losses.get_loss(model))
+        losses.attach_loss(whole, losses.get_loss(model))
         return whole
 
     def _block(self, image_shape: tuple[int, ...], extra: Mapping[str, Any], generator: torch.Generator) -> Named:

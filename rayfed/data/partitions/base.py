@@ -8,7 +8,7 @@ from typing import Protocol, overload, runtime_checkable
 
 import numpy as np
 
-from rayfed.data.base import stratified
+from rayfed.data.base import choose_stratified
 from rayfed.errors import UserError
 
 
@@ -63,7 +63,7 @@ class Parts(Sequence[np.ndarray]):
         return self.indices[self.ends[before] if before >= 0 else 0 : end]
 
 
-def require(samples: int, clients: int, each: int, what: str) -> None:
+def require_samples(samples: int, clients: int, each: int, what: str) -> None:
     """Raise `UserError` if there are fewer than `each` samples per client.
 
     `what` describes the requirement in the error.
@@ -87,11 +87,11 @@ def hold_out(part: np.ndarray, labels: np.ndarray, share: float) -> tuple[np.nda
             f"federation.validation: a share of {share:g} of a client's {len(part)} samples leaves no training sample; "
             f"use fewer clients, a smaller share, or a partition with more samples per client"
         )
-    chosen = stratified(labels[part], count)
+    chosen = choose_stratified(labels[part], count)
     return np.delete(part, chosen), part[chosen]
 
 
-def label_mix(labels: np.ndarray, parts: Sequence[np.ndarray], classes: int) -> np.ndarray:
+def count_labels(labels: np.ndarray, parts: Sequence[np.ndarray], classes: int) -> np.ndarray:
     """Return the number of samples that each client has of each class, (clients, classes) int64."""
     every = Parts.from_indices(parts)
     owners = np.repeat(np.arange(len(every)), every.sizes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rayfed.data.partitions.base import require
+from rayfed.data.partitions.base import require_samples
 from rayfed.registry import component
 
 
@@ -14,5 +14,5 @@ class Blocks:
 
     def split(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
         """Return the indices of each client's samples (see `Partition.split`)."""
-        require(len(labels), clients, 1, "one per client")
+        require_samples(len(labels), clients, 1, "one per client")
         return [rng.permutation(block) for block in np.array_split(np.arange(len(labels)), clients)]

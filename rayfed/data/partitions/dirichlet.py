@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import Field
 
-from rayfed.data.partitions.base import require
+from rayfed.data.partitions.base import require_samples
 from rayfed.registry import component
 
 
@@ -34,7 +34,7 @@ class Dirichlet:
 
     def split(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
         """Return the indices of each client's samples (see `Partition.split`)."""
-        require(len(labels), clients, self.min_samples, f"{self.min_samples} per client")
+        require_samples(len(labels), clients, self.min_samples, f"{self.min_samples} per client")
         order = rng.permutation(len(labels))
         present, counts = np.unique(labels, return_counts=True)
         mixes = rng.dirichlet(self.alpha * len(present) * counts / len(labels), size=clients)

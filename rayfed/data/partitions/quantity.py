@@ -10,7 +10,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from rayfed.data.partitions.base import require
+from rayfed.data.partitions.base import require_samples
 from rayfed.registry import component
 
 
@@ -23,7 +23,7 @@ class Quantity:
 
     def split(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
         """Return the indices of each client's samples (see `Partition.split`)."""
-        require(len(labels), clients, 1, "one per client")
+        require_samples(len(labels), clients, 1, "one per client")
         order = rng.permutation(len(labels))
         shares = rng.dirichlet(np.full(clients, self.alpha))
         sizes = 1 + rng.multinomial(len(labels) - clients, shares)

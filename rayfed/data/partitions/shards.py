@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import Field
 
-from rayfed.data.partitions.base import require
+from rayfed.data.partitions.base import require_samples
 from rayfed.registry import component
 
 
@@ -26,7 +26,7 @@ class Shards:
         Shards are equal to within one sample.
         """
         each = self.shards_per_client
-        require(len(labels), clients, each, f"one for each of {each} shards per client")
+        require_samples(len(labels), clients, each, f"one for each of {each} shards per client")
         order = rng.permutation(len(labels))
         by_label = order[np.argsort(labels[order], kind="stable")]
         shards = np.array_split(by_label, clients * each)

@@ -42,7 +42,7 @@ class HuggingFaceImages(Source):
     def read(self) -> tuple[StoredSplit, StoredSplit, tuple[str, ...]]:
         """Read the train split, the test split and the class names, in stored order."""
         root = local_path(self.root)
-        found = splits(root)
+        found = list_splits(root)
         known = ", ".join(found) or "none"
         name = self.train if self.train in found or len(found) != 1 else next(iter(found))
         for asked in (name, self.test):
@@ -53,7 +53,7 @@ class HuggingFaceImages(Source):
         return read_parquet(*files, as_columns(self.image_column), as_columns(self.label_column))
 
 
-def splits(root: Path) -> dict[str, list[Path]]:
+def list_splits(root: Path) -> dict[str, list[Path]]:
     """Return the files of each split of a Hugging Face data set; empty if the folder is not such a data set."""
     if (root / "dataset_dict.json").is_file():
         written = _said(root / "dataset_dict.json", "splits")

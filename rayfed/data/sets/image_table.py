@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from rayfed.core.files import local_path
 from rayfed.data.base import Source, StoredSplit, hold_out_fifth
-from rayfed.data.files import ENDINGS, LABEL_COLUMNS, by_value, is_image, is_sample, notes_on_files
+from rayfed.data.files import ENDINGS, LABEL_COLUMNS, is_image, is_sample, notes_on_files, sort_class_names
 from rayfed.data.images import Encoded
 from rayfed.data.tables import TABLES, Read, name_ending, read_table
 from rayfed.errors import DataError
@@ -46,7 +46,7 @@ class ImageTable(Source):
         paths, root = self._places()
         files = FolderImages.from_folder(root)
         rows = [self._rows(path, files) for path in paths]
-        classes = by_value({label for _, labels in rows for label in labels})
+        classes = sort_class_names({label for _, labels in rows for label in labels})
         numbers = {name: number for number, name in enumerate(classes)}
         splits = [StoredSplit(images, np.array([numbers[n] for n in labels], np.int64)) for images, labels in rows]
         if len(splits) == 1:
@@ -71,7 +71,7 @@ class ImageTable(Source):
         """Return the images of a table and the names of their classes."""
         read = read_table(path)
         try:
-            found = columns(read, self.file_column, self.label_column)
+            found = find_columns(read, self.file_column, self.label_column)
         except DataError as error:
             raise DataError(f"{path}: {error}") from error
         names, labels = (_texts(path, read.table, column) for column in found)
@@ -147,7 +147,7 @@ def _first(read: Read, column: str) -> str:
     return str(first[0]).strip() if first and isinstance(first[0], str | int) else ""
 
 
-def columns(read: Read, file: str | None, label: str | None) -> tuple[str, str]:
+def find_columns(read: Read, file: str | None, label: str | None) -> tuple[str, str]:
     """Return the names of a table's columns of file names and classes.
 
     Raises `DataError` for a missing or ambiguous column.

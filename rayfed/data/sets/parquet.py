@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rayfed.core.files import local_path
-from rayfed.data.base import Source, StoredSplit, check_labels, check_numbers, hold_out_fifth, scaled_numbers
-from rayfed.data.files import LABEL_COLUMNS, by_value, is_sample
+from rayfed.data.base import Source, StoredSplit, check_labels, check_numbers, hold_out_fifth, scale_numbers
+from rayfed.data.files import LABEL_COLUMNS, is_sample, sort_class_names
 from rayfed.data.images import Encoded
 from rayfed.errors import DataError
 from rayfed.registry import component
@@ -94,7 +94,7 @@ def read_parquet(
     else:
         trained, tested = _join(shards[: len(train)]), _join(shards[len(train) :])
     if numbers:
-        scaled = scaled_numbers(trained.labels, tested.labels)
+        scaled = scale_numbers(trained.labels, tested.labels)
         trained, tested = (part._replace(labels=y) for part, y in zip((trained, tested), scaled, strict=True))
     return trained, tested, classes
 
@@ -300,7 +300,7 @@ def _numbered(shards: list[_Shard]) -> list[_Shard]:
             f"{shards[text.index(False)].path} has numbers as labels, but {shards[text.index(True)].path} has text; "
             "use one type for all labels"
         )
-    classes = by_value({label for shard in shards for label in shard.labels.tolist()})
+    classes = sort_class_names({label for shard in shards for label in shard.labels.tolist()})
     number = {name: place for place, name in enumerate(classes)}
     return [
         shard._replace(labels=np.array([number[name] for name in shard.labels.tolist()], np.int64), classes=classes)

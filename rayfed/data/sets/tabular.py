@@ -22,7 +22,7 @@ from pydantic import Field
 
 from rayfed.core.documents import yaml_flow
 from rayfed.core.files import local_path
-from rayfed.data.base import Dataset, StoredSplit, check_numbers, limit_split, scaled_numbers, stratified
+from rayfed.data.base import Dataset, StoredSplit, check_numbers, choose_stratified, limit_split, scale_numbers
 from rayfed.data.kinds import is_parquet
 from rayfed.data.layouts import DATE
 from rayfed.data.tables import Read, read_table
@@ -60,7 +60,7 @@ class Tabular:
             raise DataError(
                 f"the table has {len(labels)} rows; at least 5 are needed to hold out a fifth as the test split"
             )
-        tested = stratified(labels, len(labels) // 5)
+        tested = choose_stratified(labels, len(labels) // 5)
         trained = np.setdiff1d(np.arange(len(labels)), tested, assume_unique=True)
         filled = {name: _filled(name, found, trained) for name, found in values.items()}
         values = {name: found for name, (found, _) in filled.items()}
@@ -270,7 +270,7 @@ def _scaled(labels: np.ndarray, trained: np.ndarray, names: tuple[str, ...]) -> 
     """Return numbers (N, k) scaled by the range of the training rows; raises `DataError` for a constant column."""
     if len(same := np.flatnonzero(np.ptp(labels[trained], axis=0) == 0)):
         raise DataError(f"the target '{names[same[0]]}' has the same value in all training rows: use another target")
-    return scaled_numbers(labels[trained], labels)[1]
+    return scale_numbers(labels[trained], labels)[1]
 
 
 def column_names(path: Path) -> list[str]:

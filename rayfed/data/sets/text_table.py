@@ -12,7 +12,7 @@ from pydantic import Field
 
 from rayfed.core.files import local_path
 from rayfed.data.base import Dataset, StoredSplit, hold_out_fifth, limit_split
-from rayfed.data.files import LABEL_COLUMNS, by_value
+from rayfed.data.files import LABEL_COLUMNS, sort_class_names
 from rayfed.data.tables import Read, read_table
 from rayfed.data.tokens import BYTES, TokenReader, learn_tokens, load_tokenizer
 from rayfed.errors import DataError
@@ -83,7 +83,7 @@ class TextTable:
                 "files"
             )
         every = {label for _, labels in parts for own in labels for label in (own if in_words else [own])}
-        classes = by_value(every)
+        classes = sort_class_names(every)
         if len(classes) < 2 and every != {NO_CLASS}:
             raise DataError(f"{self.path} has only one class, '{classes[0]}': expected at least two")
         number = {name: place for place, name in enumerate(classes)}

@@ -72,7 +72,7 @@ class LocalReader(WordReader):
         return path
 
 
-def lines(path: Path) -> Iterator[tuple[int, str]]:
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the non-empty lines of a text file with their line numbers, from 1."""
     for number, line in enumerate(path.read_text(encoding="utf-8-sig", errors="replace").splitlines(), start=1):
         if line.strip():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from rayfed.data.words.base import LocalReader, Word, lines
+from rayfed.data.words.base import LocalReader, Word, read_lines
 from rayfed.errors import DataError
 from rayfed.registry import component
 
@@ -21,7 +21,7 @@ class Icdar2015(LocalReader):
     def read(self) -> Iterator[Word]:
         """Read the words in the order of the text file."""
         listed = self.file(self.truth)
-        for number, line in lines(listed):
+        for number, line in read_lines(listed):
             name, comma, text = line.partition(",")
             if not comma:
                 raise DataError(f"{listed}, line {number}: expected word_1.png, \"TEXT\", found '{line}'")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from rayfed.data.files import ENDINGS
-from rayfed.data.words.base import LocalReader, Word, lines
+from rayfed.data.words.base import LocalReader, Word, read_lines
 from rayfed.errors import DataError
 from rayfed.registry import component
 
@@ -30,7 +30,7 @@ class ScutForu(LocalReader):
         for listed in sorted(self.file(self.annotations).glob("*.txt")):
             if listed.stem not in pictures:
                 raise DataError(f"{listed} has no picture with the same name in {self.file(self.images)}")
-            for number, line in lines(listed):
+            for number, line in read_lines(listed):
                 try:
                     *box, label = line.split(",", 4)
                     x, y, width, height = map(float, box)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from rayfed.data.words.base import LocalReader, Word, lines
+from rayfed.data.words.base import LocalReader, Word, read_lines
 from rayfed.errors import DataError
 from rayfed.registry import component
 
@@ -24,7 +24,7 @@ class Synth90K(LocalReader):
     def read(self) -> Iterator[Word]:
         """Read the words in the order of the annotation file."""
         listed = self.file(f"annotation_{self.split}.txt")
-        for number, line in lines(listed):
+        for number, line in read_lines(listed):
             path = line.split()[0]
             parts = path.rpartition("/")[2].split("_")
             if len(parts) != 3:

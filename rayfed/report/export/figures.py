@@ -29,7 +29,7 @@ from rayfed.report.html.run_data import RunData
 from rayfed.report.html.run_training import training_charts, vote_charts
 from rayfed.report.html.success_plots import success_rates
 from rayfed.report.html.svg import CLASSES, MARKERS, SERIES, STYLE, Chart, clean, side_by_side
-from rayfed.report.html.sweep_plots import curves
+from rayfed.report.html.sweep_plots import plot_curves
 from rayfed.report.html.trade_off import trade_off
 from rayfed.results.loading import Results, Run
 
@@ -94,8 +94,8 @@ def run_charts(run: Run) -> list[Chart]:
         success.chart if success else None,
         *training_charts(data.rounds, data.arms),
         plots.every_image(data.attacks, data.leaks, data.arms),
-        plots.label_bars(data.mix) if data.mix else None,
-        plots.proved(data.proved, compared),
+        plots.plot_label_bars(data.mix) if data.mix else None,
+        plots.plot_proved_bounds(data.proved, compared),
     ]
     for vote in vote_charts(data):
         found += [vote.weights, vote.scores]
@@ -110,7 +110,7 @@ def sweep_charts(sweep: Results) -> list[Chart]:
     arms = arm_names(sweep.scenario, [row for one in settings for row in one.rows])
     chart = trade_off(explorer, arms)
     axes = [name for name in (explorer.x, explorer.y) if name]
-    return [*([chart] if chart else []), *(curve.chart for curve in curves(settings, axes, arms))]
+    return [*([chart] if chart else []), *(curve.chart for curve in plot_curves(settings, axes, arms))]
 
 
 def save_figure(chart: Chart, width: float, path: Path) -> None:

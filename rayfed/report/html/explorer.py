@@ -8,7 +8,7 @@ from typing import Any
 
 from rayfed.evidence.guarantee_compat import mixed_guarantees
 from rayfed.evidence.rows import Row
-from rayfed.evidence.settings import MeanEstimate, Setting, estimate, group_by_values
+from rayfed.evidence.settings import MeanEstimate, Setting, estimate_mean, group_by_values
 from rayfed.metrics.measures import MEASURES
 from rayfed.report.html.svg import SERIES
 from rayfed.report.text.formats import format_measure
@@ -196,7 +196,7 @@ def format_interval(name: str, value: MeanEstimate) -> str:
 
 def _alone(row: Row, fields: Sequence[str]) -> Setting:
     """Return a trial that did not finish as a setting."""
-    measures = {name: e for name in MEASURES if (e := estimate([row.get(name)])) is not None}
+    measures = {name: e for name in MEASURES if (e := estimate_mean([row.get(name)])) is not None}
     values = {field: row[field] for field in fields if row.get(field) is not None}
     return Setting("", row["arm"], row["attack"], values, measures, [row])
 

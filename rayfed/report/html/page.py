@@ -129,7 +129,7 @@ def write_page(folder: RunFolder, template: str, page: Page, redacted: bool) -> 
         "gallery_metrics": [metric for metric in JUDGED if metric.success == "curve"],
         "measure_titles": {name: measure.title for name, measure in MEASURES.items()},
     }
-    folder.write_text(REPORT, environment().get_template(template).render(contents))
+    folder.write_text(REPORT, make_environment().get_template(template).render(contents))
     return f"{folder.url}/{REPORT}"
 
 
@@ -141,7 +141,7 @@ def make_failure(status: Mapping[str, Any], kind: str | None, url: str, title: s
     return Failure(title, status.get("error") or "", advise_on_state(state, kind, url))
 
 
-def policy(scripts: Sequence[str]) -> str:
+def make_policy(scripts: Sequence[str]) -> str:
     """Return the Content-Security-Policy of a page that allows only the given inline scripts."""
     hashes = " ".join(f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'" for script in scripts)
     return f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {hashes}"
@@ -164,7 +164,7 @@ def flatten_settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[tu
 
 
 @lru_cache
-def environment() -> Environment:
+def make_environment() -> Environment:
     """Return the Jinja environment of the reports, with the functions of the templates as filters.
 
     It is cached, because compiling the templates takes as long as drawing the charts of a report.

@@ -9,7 +9,7 @@ from typing import Any
 
 from rayfed.evidence.attack_results import leading_metric
 from rayfed.evidence.rows import Row, is_measured
-from rayfed.report.html.pictures import most_leaked, picture_key
+from rayfed.report.html.pictures import picture_key, select_most_leaked
 from rayfed.report.samples import Samples
 from rayfed.store.folder import RunFolder
 
@@ -29,7 +29,7 @@ class PassagePair:
     """Tokens or columns of the reconstruction, each with whether it is correct."""
 
 
-def passages(
+def read_passages(
     folder: RunFolder, attacks: Sequence[Row], samples: Samples, worst: Collection[tuple[Any, ...]]
 ) -> list[PassagePair]:
     """Return the best reconstructions of texts or records per arm and attack, best first; empty for images.
@@ -38,7 +38,7 @@ def passages(
     """
     texts = {picture_key(row): row for row in folder.read_table("texts").to_pylist()} if samples.any else {}
     attacked = dict.fromkeys((row["arm"], row["attack"]) for row in attacks)
-    chosen = [row for pair in attacked for row in most_leaked(attacks, *pair, SHOWN)] if texts else []
+    chosen = [row for pair in attacked for row in select_most_leaked(attacks, *pair, SHOWN)] if texts else []
     allowed = worst if samples.mode == "worst" else texts
     leading = leading_metric(chosen)
     nearest = sorted(chosen, key=lambda row: row[leading] if is_measured(row.get(leading)) else -inf, reverse=True)

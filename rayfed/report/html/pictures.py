@@ -51,7 +51,7 @@ class Strip:
     true: str | None
 
 
-def most_leaked(attacks: Iterable[Row], arm: str, attack: str | None, most: int = SHOWN) -> list[Row]:
+def select_most_leaked(attacks: Iterable[Row], arm: str, attack: str | None, most: int = SHOWN) -> list[Row]:
     """Return the rows of `attacks` with the best reconstructions by one attack on one arm, first repeat only."""
     mine = (row for row in attacks if (row["arm"], row["attack"], row["repeat"]) == (arm, attack, 0))
     rows = list(mine)
@@ -64,7 +64,7 @@ def picture_key(row: Row) -> tuple[Any, ...]:
     return tuple(image_key(row).values())
 
 
-def pictures(folder: RunFolder, rows: Iterable[Row], samples: Samples) -> dict[tuple[Any, ...], PicturePair]:
+def read_pictures(folder: RunFolder, rows: Iterable[Row], samples: Samples) -> dict[tuple[Any, ...], PicturePair]:
     """Return the images for rows of `attacks`, by `picture_key`; omit rows without images."""
     wanted = {picture_key(row): row for row in rows} if samples.any else {}
     found = {}
@@ -88,7 +88,7 @@ def select_within(settings: Sequence[Sequence[PicturePair]], budget: int) -> lis
     return chosen
 
 
-def strips(folder: RunFolder, samples: Samples, worst: Collection[tuple[Any, ...]] = ()) -> list[Strip]:
+def read_strips(folder: RunFolder, samples: Samples, worst: Collection[tuple[Any, ...]] = ()) -> list[Strip]:
     """Return the snapshots of the first optimised images of each arm and attack.
 
     `worst` are the keys of those that are shown if `output.images` is `worst`.
@@ -103,7 +103,7 @@ def strips(folder: RunFolder, samples: Samples, worst: Collection[tuple[Any, ...
         if len(mine) < STRIPS:
             mine.append(sorted(rows, key=lambda row: row["iteration"]))
     shown = [rows for group in chosen.values() for rows in group]
-    true = pictures(folder, (rows[0] for rows in shown), samples)
+    true = read_pictures(folder, (rows[0] for rows in shown), samples)
     return [
         Strip(
             rows[0],

@@ -28,7 +28,7 @@ MOST_MODELS = 30
 """Maximum number of models and validators in the map of scores."""
 
 
-def curve(
+def plot_rounds(
     rounds: Sequence[Row],
     arms: Sequence[ArmSummary],
     column: str,
@@ -69,7 +69,7 @@ def curve(
     return Chart(name, f"{label} by {along}, one line per arm", (3.6, 2.6), draw, rows, legend)
 
 
-def proved(curves: Sequence[Row], found: Sequence[BoundComparison]) -> Chart | None:
+def plot_proved_bounds(curves: Sequence[Row], found: Sequence[BoundComparison]) -> Chart | None:
     """Return a chart of measured success shares and proved bounds over the share by chance; None without shares."""
     names = list(dict.fromkeys((one.arm, one.attack) for one in found))
     if not names:
@@ -141,10 +141,10 @@ def every_image(
     return Chart("every_image", words, (4.6, 1.0 + 0.34 * max(len(known), 4)), draw, rows)
 
 
-def label_bars(mix: LabelMix) -> Chart:
+def plot_label_bars(mix: LabelMix) -> Chart:
     """Return a stacked bar chart of each client's number of samples per class."""
     clients = mix.clients[:MOST_CLIENTS]
-    layers = [(name, counts[: len(clients)]) for name, counts in drawn_classes(mix)]
+    layers = [(name, counts[: len(clients)]) for name, counts in merge_small_classes(mix)]
 
     def draw(drawn: Figure) -> None:
         axes = drawn.add_subplot()
@@ -173,7 +173,7 @@ def label_bars(mix: LabelMix) -> Chart:
     return Chart("label_mix", "Training samples of each client by class, stacked", (9.4, 2.9), draw, rows, legend)
 
 
-def drawn_classes(mix: LabelMix) -> list[tuple[str, np.ndarray]]:
+def merge_small_classes(mix: LabelMix) -> list[tuple[str, np.ndarray]]:
     """Return (class, samples by client) for each bar segment; merge classes beyond the `CLASSES` largest."""
     layers = list(zip(mix.classes.values(), mix.counts, strict=True))
     if len(layers) <= CLASSES:
@@ -184,7 +184,7 @@ def drawn_classes(mix: LabelMix) -> list[tuple[str, np.ndarray]]:
     return [*large, (f"{len(rest)} other classes", np.sum(rest, axis=0))]
 
 
-def weight_lines(arm: str, rows: Sequence[Row]) -> Chart:
+def plot_weights(arm: str, rows: Sequence[Row]) -> Chart:
     """Return a chart of the clients' aggregation weights by round, one line per client."""
     clients = sorted({row["client"] for row in rows})
 
@@ -208,7 +208,7 @@ def weight_lines(arm: str, rows: Sequence[Row]) -> Chart:
     return Chart(f"weights-{arm}", "Weight of each client by round", (4.6, 3.3), draw, values, legend)
 
 
-def score_map(arm: str, rows: Sequence[Row]) -> Chart:
+def plot_scores(arm: str, rows: Sequence[Row]) -> Chart:
     """Return a heat map of one round: each model's accuracy (rows) on each validator's data (columns)."""
     clients = sorted({row["model"] for row in rows})[:MOST_MODELS]
     places = {client: place for place, client in enumerate(clients)}

@@ -15,10 +15,10 @@ from rayfed.errors import RunError
 from rayfed.evidence.attack_results import leading_metric
 from rayfed.evidence.criteria import infer_noun
 from rayfed.evidence.knowledge_pairs import failed_attacks, mark_outdone
-from rayfed.evidence.outcomes import outcomes
+from rayfed.evidence.outcomes import compute_outcomes
 from rayfed.evidence.paired import compare_pairs, group_by_victim
 from rayfed.evidence.rows import Row
-from rayfed.evidence.settings import Setting, settings
+from rayfed.evidence.settings import Setting, group_settings
 from rayfed.evidence.verdicts import find_closest, write_verdicts
 from rayfed.evidence.victims import victims_by_attack
 from rayfed.report.html.explorer import Explorer, explore, select_answered
@@ -32,8 +32,8 @@ from rayfed.report.html.page import (
     optional_document,
     write_page,
 )
-from rayfed.report.html.passages import passages
-from rayfed.report.html.pictures import PicturePair, most_leaked, picture_key, pictures, strips
+from rayfed.report.html.passages import read_passages
+from rayfed.report.html.pictures import PicturePair, picture_key, read_pictures, read_strips, select_most_leaked
 from rayfed.report.html.run_data import RunData
 from rayfed.report.html.run_guarantees import GuaranteeSection, make_guarantee_section, make_robustness_table
 from rayfed.report.html.run_leakage import LeakageSection, make_leakage_section
@@ -91,11 +91,11 @@ def write_report(folder: RunFolder, redacted: bool = False) -> str:
 def make_run_page(data: RunData, url: str) -> RunPage:
     """Return the contents of a run's page; `url` is the name of the run in commands."""
     status, planned = data.status, data.status.get("rounds")
-    compared = mark_outdone(settings(_rows_with_verdicts(data)), data.scenario)
+    compared = mark_outdone(group_settings(_rows_with_verdicts(data)), data.scenario)
     explorer, noun = explore(select_answered(compared)), infer_noun(data.attacks)
     nearest = [verdict.closest for verdict in data.evidence.verdicts if verdict.closest]
     gallery = _make_gallery(data, explorer, {picture_key(row) for row in nearest})
-    found = pictures(data.folder, nearest, data.samples)
+    found = read_pictures(data.folder, nearest, data.samples)
     pairs = {row["arm"]: found.get(picture_key(row)) for row in nearest}
     guarantees, robustness = make_guarantee_section(data), make_robustness_table(data)
     # Verdicts of audits already combine the attackers.
@@ -135,7 +135,7 @@ def make_run_page(data: RunData, url: str) -> RunPage:
 def _rows_with_verdicts(data: RunData) -> list[Row]:
     """Return the outcomes of a run, with the verdict on the arm instead of that of the attack."""
     states = {verdict.arm: verdict.state for verdict in data.evidence.verdicts}
-    return [row | {"verdict": states.get(row["arm"], row["verdict"])} for row in outcomes(data.folder)]
+    return [row | {"verdict": states.get(row["arm"], row["verdict"])} for row in compute_outcomes(data.folder)]
 
 
 def _paired(data: RunData, compared: Sequence[Setting]) -> Grid | None:
@@ -210,8 +210,8 @@ def _make_gallery(data: RunData, explorer: Explorer, worst: Collection[tuple[Any
         note=note,
         classes=data.mix.classes if data.mix else {},
         pairs=pairs,
-        strips=strips(data.folder, data.samples, worst),
-        passages=passages(data.folder, data.attacks, data.samples, worst),
+        strips=read_strips(data.folder, data.samples, worst),
+        passages=read_passages(data.folder, data.attacks, data.samples, worst),
     )
 
 
@@ -219,10 +219,10 @@ def _pairs(data: RunData, explorer: Explorer, worst: Collection[tuple[Any, ...]]
     """Return the images with the highest scores of every arm and attack; `worst` is as in `_make_gallery`."""
     chosen = []
     for entry in explorer.entries:
-        for row in most_leaked(data.attacks, entry.setting.arm, entry.setting.attack):
+        for row in select_most_leaked(data.attacks, entry.setting.arm, entry.setting.attack):
             if data.samples.mode != "worst" or picture_key(row) in worst:
                 chosen.append((row, entry))
-    found = pictures(data.folder, [row for row, _ in chosen], data.samples)
+    found = read_pictures(data.folder, [row for row, _ in chosen], data.samples)
     return [
         replace(found[picture_key(row)], entry=entry.id, title=entry.title)
         for row, entry in chosen

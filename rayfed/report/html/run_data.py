@@ -42,7 +42,7 @@ class RunData:
     @cached_property
     def status(self) -> Mapping[str, Any]:
         """Status of the run."""
-        return exits.status(self.folder)
+        return exits.read_status(self.folder)
 
     @property
     def state(self) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rayfed.evidence.proved_bounds import BoundComparison, attacks_without_bound, compare_bounds, nontrivial_comparisons
 from rayfed.evidence.robustness import robustness_matrix
 from rayfed.evidence.rows import Row
-from rayfed.privacy.printing import caution, format_share_bound, format_upper
+from rayfed.privacy.printing import caution_text, format_share_bound, format_upper
 from rayfed.report.html import plots
 from rayfed.report.html.run_data import RunData
 from rayfed.report.html.svg import Chart
@@ -72,7 +72,7 @@ def _guarantee_row(row: Row) -> tuple[str, list[PageCell]]:
         PageCell(format_upper(row["epsilon"])),
         PageCell(format_upper(row["delta"])),
         PageCell(row["adjacency"]),
-        PageCell(f"{row['against']}{caution(row['epsilon'])}"),
+        PageCell(f"{row['against']}{caution_text(row['epsilon'])}"),
         PageCell(row["defence"], f"{row['mechanism']}, {format_count(row['rounds'], 'round')}{note}"),
         PageCell(row["accountant"].upper(), row["conversion"] or ""),
     ]
@@ -91,7 +91,7 @@ def _bounds_table(privacy: Sequence[Row]) -> PageTable | None:
 
 
 def _comparisons(proved: Sequence[Row], compared: Sequence[BoundComparison]) -> Comparisons:
-    chart = plots.proved(proved, compared)
+    chart = plots.plot_proved_bounds(proved, compared)
     assert chart is not None
     names = dict.fromkeys(f"{one.arm}, {one.attack}" for one in compared)
     columns = [PageColumn("Attack", is_text=True), PageColumn("Measure", is_text=True)]

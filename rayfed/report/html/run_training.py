@@ -92,13 +92,13 @@ def training_charts(rounds: Sequence[Row], arms: Sequence[ArmSummary]) -> list[C
     """Return the charts of the training whose values were measured."""
     timed = add_virtual_time(rounds)
     charts = [
-        plots.curve(rounds, arms, "test_accuracy", "Test accuracy", as_share=True),
-        plots.curve(timed, arms, "test_accuracy", "Test accuracy", True, "simulated_minutes"),
-        plots.curve(rounds, arms, "train_loss", "Training loss"),
-        plots.curve(rounds, arms, "test_loss", "Test loss"),
-        plots.curve(rounds, arms, "test_error", "Test error"),
-        plots.curve(rounds, arms, "test_perplexity", "Test perplexity"),
-        plots.curve(rounds, arms, "test_iou", "Test intersection over union", as_share=True),
+        plots.plot_rounds(rounds, arms, "test_accuracy", "Test accuracy", as_share=True),
+        plots.plot_rounds(timed, arms, "test_accuracy", "Test accuracy", True, "simulated_minutes"),
+        plots.plot_rounds(rounds, arms, "train_loss", "Training loss"),
+        plots.plot_rounds(rounds, arms, "test_loss", "Test loss"),
+        plots.plot_rounds(rounds, arms, "test_error", "Test error"),
+        plots.plot_rounds(rounds, arms, "test_perplexity", "Test perplexity"),
+        plots.plot_rounds(rounds, arms, "test_iou", "Test intersection over union", as_share=True),
     ]
     return [chart for chart in charts if chart]
 
@@ -111,14 +111,14 @@ def vote_charts(data: RunData) -> list[VoteCharts]:
     for arm in dict.fromkeys(row["arm"] for row in weights):
         own = [row for row in weights if row["arm"] == arm]
         last = own[-1]["round"]
-        score_map = plots.score_map(arm, [row for row in scores if (row["arm"], row["round"]) == (arm, last)])
+        score_map = plots.plot_scores(arm, [row for row in scores if (row["arm"], row["round"]) == (arm, last)])
         clients = sorted({row["client"] for row in own})
         legend = [f"client {client}" for client in clients[:CLASSES]]
         if len(clients) > CLASSES:
             legend.append("other clients")
         first = f", the first {plots.MOST_MODELS} clients" if len(clients) > plots.MOST_MODELS else ""
         caption = f"Accuracy (%) in round {last + 1}{first}. The table `scores` has all rounds."
-        charts.append(VoteCharts(arm, plots.weight_lines(arm, own), score_map, legend, caption))
+        charts.append(VoteCharts(arm, plots.plot_weights(arm, own), score_map, legend, caption))
     return charts
 
 
@@ -185,8 +185,8 @@ def make_client_section(mix: LabelMix | None) -> ClientSection | None:
     return ClientSection(
         title=f"{clients} clients: samples and classes",
         facts=facts,
-        chart=plots.label_bars(mix),
-        legend=[name for name, _ in plots.drawn_classes(mix)],
+        chart=plots.plot_label_bars(mix),
+        legend=[name for name, _ in plots.merge_small_classes(mix)],
         caption=f"The first {most} of {clients} clients." if clients > most else "",
     )
 

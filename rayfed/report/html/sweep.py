@@ -17,7 +17,7 @@ from rayfed.evidence.knowledge_pairs import failed_attacks, mark_outdone
 from rayfed.evidence.label_mix import compute_label_mix
 from rayfed.evidence.paired import compare_pairs, group_by_seed
 from rayfed.evidence.rows import Row, is_measured
-from rayfed.evidence.settings import Setting, settings
+from rayfed.evidence.settings import Setting, group_settings
 from rayfed.evidence.spread import Spread, measure_spread
 from rayfed.evidence.verdicts import choose_criterion, find_closest
 from rayfed.metrics.measures import MEASURES
@@ -31,8 +31,16 @@ from rayfed.report.html.page import (
     optional_document,
     write_page,
 )
-from rayfed.report.html.pictures import SHOWN, PicturePair, most_leaked, picture_key, pictures, select_within, strips
-from rayfed.report.html.sweep_plots import Curve, curves
+from rayfed.report.html.pictures import (
+    SHOWN,
+    PicturePair,
+    picture_key,
+    read_pictures,
+    read_strips,
+    select_most_leaked,
+    select_within,
+)
+from rayfed.report.html.sweep_plots import Curve, plot_curves
 from rayfed.report.samples import make_sweep_filter
 from rayfed.report.text.batch_sizes import label_grid
 from rayfed.report.text.cells import PageCell, PageColumn, PageTable
@@ -109,8 +117,8 @@ def try_sweep_report(sweep: SweepFolder, note: Callable[[str], object]) -> str |
 
 def make_sweep_page(sweep: SweepFolder, url: str) -> SweepPage:
     """Return the contents of a sweep's page; `url` is the name of the sweep in commands."""
-    scenario, status, rows = sweep.scenario, exits.status(sweep.files), sweep.outcomes().to_pylist()
-    found = mark_outdone(settings(rows, sweep.fields, scenario=scenario), scenario)
+    scenario, status, rows = sweep.scenario, exits.read_status(sweep.files), sweep.outcomes().to_pylist()
+    found = mark_outdone(group_settings(rows, sweep.fields, scenario=scenario), scenario)
     unfinished = [row for row in rows if row["status"] != "finished"]
     explorer = explore(found, unfinished, sweep.fields, _preferred(scenario))
     axes = [name for name in (explorer.x, explorer.y) if name]
@@ -121,7 +129,7 @@ def make_sweep_page(sweep: SweepFolder, url: str) -> SweepPage:
     gallery, pair, worst = _make_gallery(reader, explorer, arms, criterion, noun)
     classes = gallery.classes if gallery.samples.truth else None
     entries = sweep_summary(found, (worst.title, worst.row) if worst else None, criterion, classes, arms)
-    lines = curves(found, axes, arms)
+    lines = plot_curves(found, axes, arms)
     machine = optional_document(sweep.files, "environment.json") or optional_document(first, "environment.json")
     failed = [failed_attack_text(one) for one in failed_attacks(found)]
     state = status.get("state", "unknown")
@@ -246,8 +254,8 @@ def _make_gallery(
     pair, progress = None, []
     if worst:
         trial = reader.sweep.trial(worst.run)
-        pair = pictures(trial, [worst.row], samples).get(picture_key(worst.row))
-        progress = strips(trial, samples, {picture_key(worst.row)})
+        pair = read_pictures(trial, [worst.row], samples).get(picture_key(worst.row))
+        progress = read_strips(trial, samples, {picture_key(worst.row)})
     every = _pairs(reader, explorer, reader.worst_keys(arms, criterion))
     shown = select_within(every, IMAGES)
     hidden = sum(map(len, every)) - len(shown)
@@ -285,8 +293,8 @@ def _pairs(reader: _SampleReader, explorer: Explorer, worst: Collection[tuple[An
             if reader.samples.mode == "worst":
                 rows = [row for row in reader.own_attacks(run, one) if (run, *picture_key(row)) in worst]
             else:
-                rows = most_leaked(reader.attacks(run), one.arm, one.attack)
-            pairs += pictures(reader.sweep.trial(run), rows, reader.samples).values()
+                rows = select_most_leaked(reader.attacks(run), one.arm, one.attack)
+            pairs += read_pictures(reader.sweep.trial(run), rows, reader.samples).values()
         named = [replace(pair, entry=entry.id, title=entry.title) for pair in pairs]
         found.append(sorted(named, key=_psnr, reverse=True)[:SHOWN])
     return found

@@ -35,7 +35,7 @@ class Curve:
     """Legend: (attack, dash pattern)."""
 
 
-def curves(settings: Sequence[Setting], measures: Sequence[str], colours: Sequence[str]) -> list[Curve]:
+def plot_curves(settings: Sequence[Setting], measures: Sequence[str], colours: Sequence[str]) -> list[Curve]:
     """Return a chart for each arm and swept field with at least two values; `colours` lists all arms in order."""
     found = []
     for arm in dict.fromkeys(one.arm for one in settings):

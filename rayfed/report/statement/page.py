@@ -8,7 +8,7 @@ from pathlib import Path
 from rayfed.errors import UserError
 from rayfed.report.export.redaction import redact as redacted_copy
 from rayfed.report.export.tables import markdown_cell
-from rayfed.report.html.page import environment, policy
+from rayfed.report.html.page import make_environment, make_policy
 from rayfed.report.html.unscored import TABLE
 from rayfed.report.statement.about import read_about
 from rayfed.report.statement.content import Block, Statement, StatementPicture, StatementTable
@@ -52,8 +52,8 @@ def _write(statement: Statement, name: str) -> list[str]:
 
 def as_html(statement: Statement) -> str:
     """Return a statement as one self-contained HTML file without scripts."""
-    contents = {"statement": statement, "version": __version__, "policy": policy([])}
-    return environment().get_template("statement.html.j2").render(contents)
+    contents = {"statement": statement, "version": __version__, "policy": make_policy([])}
+    return make_environment().get_template("statement.html.j2").render(contents)
 
 
 def as_markdown(statement: Statement) -> str:

@@ -18,15 +18,15 @@ from rayfed.evidence.arms import arm_names
 from rayfed.evidence.attack_results import summarise_inferences
 from rayfed.evidence.criteria import infer_modality
 from rayfed.evidence.knowledge_pairs import failed_attacks, mark_outdone
-from rayfed.evidence.outcomes import outcomes
+from rayfed.evidence.outcomes import compute_outcomes
 from rayfed.evidence.proved_bounds import attacks_without_bound, closest_comparisons, compare_bounds
 from rayfed.evidence.robustness import robustness_matrix
 from rayfed.evidence.rows import distortions, group_rows
-from rayfed.evidence.settings import settings
+from rayfed.evidence.settings import group_settings
 from rayfed.evidence.training import summarise_arms
 from rayfed.evidence.verdicts import RunEvidence, collect_evidence, read_evidence
 from rayfed.metrics.known import NOUNS
-from rayfed.report.samples import warning
+from rayfed.report.samples import find_warning
 from rayfed.report.terminal.results import (
     attackers_table,
     attacks_table,
@@ -47,7 +47,7 @@ from rayfed.report.text.membership import AUC_LEGEND
 from rayfed.report.text.next_step import next_step_text
 from rayfed.report.text.proved_bounds import comparison_text, uncovered_text
 from rayfed.report.text.weights import attacked_weights
-from rayfed.store.exits import advise_on_state, status
+from rayfed.store.exits import advise_on_state, read_status
 from rayfed.store.folder import REPORT, SCENARIO
 
 if TYPE_CHECKING:
@@ -344,7 +344,7 @@ class RunView:
         """Print the verdicts, then the results of each attack if there are several, then inferences."""
         if self._attacks:
             rows, criterion = evidence.rows, evidence.criterion
-            known = status(self._folder) if self._folder else {}
+            known = read_status(self._folder) if self._folder else {}
             weights = attacked_weights(self._scenario, known, self._attacks)
             title = leakage_title(self._attacks, weights)
             self._say_table(title, leakage_table(rows, criterion))
@@ -367,7 +367,9 @@ class RunView:
             for line in legend(rows, self._attacks, criterion):
                 self.say(line)
             if self._folder and not self._brief:
-                for failed in failed_attacks(mark_outdone(settings(outcomes(self._folder)), self._scenario)):
+                for failed in failed_attacks(
+                    mark_outdone(group_settings(compute_outcomes(self._folder)), self._scenario)
+                ):
                     self.say(failed_attack_text(failed))
         if any(row["metric"] == "auc" for row in self._inferences):
             self.say(AUC_LEGEND)
@@ -419,7 +421,7 @@ class RunView:
 
     def _warn_of_samples(self) -> None:
         """Print a warning if the run has samples that may not be public."""
-        if self._folder and (text := warning(self._folder)):
+        if self._folder and (text := find_warning(self._folder)):
             self.note(text)
 
     def _show(self, description: str, done: int, total: int, rate: str) -> None:

@@ -18,9 +18,9 @@ from rich.text import Text
 from rayfed.errors import MissingExtraError, noting_errors
 from rayfed.evidence.knowledge_pairs import failed_attacks, mark_outdone
 from rayfed.evidence.pareto import compute_front
-from rayfed.evidence.settings import Setting, group_by_values, select_strongest, settings, worst_verdict
+from rayfed.evidence.settings import Setting, group_by_values, group_settings, select_strongest, worst_verdict
 from rayfed.metrics.measures import JUDGED
-from rayfed.report.samples import warning
+from rayfed.report.samples import find_warning
 from rayfed.report.text.batch_sizes import label_grid
 from rayfed.report.text.figures import heading, marked_cell, useless_mark
 from rayfed.report.text.formats import MAX_NAMES, NONE, format_count, format_duration, format_share
@@ -126,7 +126,7 @@ class SweepView:
 
     def _say_settings(self, rows: Sequence[dict[str, Any]], fields: Sequence[str]) -> None:
         scenario = SweepFolder(self._folder).scenario if self._folder else None
-        found = mark_outdone(settings(rows, fields, scenario=scenario), scenario or {})
+        found = mark_outdone(group_settings(rows, fields, scenario=scenario), scenario or {})
         found.sort(key=_psnr)
         shown = [name for name in _COLUMNS if any(name in s.measures for s in found)]
         self._say(_table(found, shown))
@@ -150,7 +150,7 @@ class SweepView:
 
     def warn(self) -> None:
         """Print a warning if the report contains samples that may not be public."""
-        if self._folder and (text := warning(self._folder)):
+        if self._folder and (text := find_warning(self._folder)):
             self.note(text)
 
     def _labels(self, found: Sequence[Setting]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from rayfed.evidence.guarantee_compat import list_kinds, mixed_guarantees
 from rayfed.evidence.rows import Row
 from rayfed.evidence.settings import Setting
-from rayfed.privacy.printing import caution, format_upper
+from rayfed.privacy.printing import caution_text, format_upper
 from rayfed.report.text.formats import format_count
 
 _BOUNDS = {"epsilon": "epsilons", "rero": "bounds on reconstruction"}
@@ -49,14 +49,14 @@ def guarantee_text(row: Row) -> str:
         return f"withdrawn for {row['defence']}: {note}" if row.get("defence") else f"none ({note})"
     defence = f" by {row['defence']}" if row.get("defence") else ""
     rounds = f"after {format_count(row['rounds'], 'round')}"
-    protected = f"protects {row['adjacency']}, against {row['against']}{caution(row['epsilon'])}"
+    protected = f"protects {row['adjacency']}, against {row['against']}{caution_text(row['epsilon'])}"
     limit = f"; {note}" if note else ""
     return f"{epsilon_text(row)}{defence} {rounds}, {protected}{limit}"
 
 
 def setting_guarantee_text(row: Row) -> str:
     """Return the guarantee in a row of outcomes."""
-    return f"{epsilon_text(row)} per {row['epsilon_unit']}{caution(row['epsilon'])}"
+    return f"{epsilon_text(row)} per {row['epsilon_unit']}{caution_text(row['epsilon'])}"
 
 
 def guarantee_lines(privacy: Sequence[Row]) -> list[str]:

@@ -39,7 +39,7 @@ def measure_bound_text(bound: MeasureBound) -> str:
     return f"{MEASURES[bound.measure].title} {sign} {measure_value_text(bound.measure, bound.limit)}"
 
 
-def headings(found: Recommendation) -> tuple[str, str, str, str]:
+def check_headings(found: Recommendation) -> tuple[str, str, str, str]:
     """Return the column headings for the rows of `check_cells`."""
     two = any(check.estimate and check.estimate.pair for check in found.chosen.checks)
     return "bound", f"measured ({'both values' if two else '95 % interval'})", "result", "attack"

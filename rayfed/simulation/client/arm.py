@@ -137,7 +137,7 @@ def build_arm(
         raise UserError(f"model '{model.name}' has no trainable parameter; set requires_grad=True for at least one")
     if trained <= private_names(net):
         raise UserError(f"all trainable parameters of model '{model.name}' are private; make fewer layers private")
-    losses.attach(net, spec.loss.build())
+    losses.attach_loss(net, spec.loss.build())
     net.train()
     if model.batch_norm == "eval":
         for module in net.modules():

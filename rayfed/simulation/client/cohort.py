@@ -22,7 +22,7 @@ from rayfed.aggregation.over_channel import OverChannel
 from rayfed.core import losses
 from rayfed.core.memory import Fitting
 from rayfed.core.objective import are_words
-from rayfed.core.vectorised import refusal
+from rayfed.core.vectorised import find_refusal
 from rayfed.defences.base import Batch, Defence, Task
 from rayfed.errors import UserError
 from rayfed.models.build import is_stochastic, uses_batch_statistics
@@ -138,7 +138,7 @@ def _refusal(task: Task, training: Training, defences: Sequence[Defence]) -> str
         with mixed_precision(task.model, training):
             _stepper(own, training, defences)(weights, inputs, labels, torch.ones(2, 2, device=inputs.device))
 
-    return refusal(task.model, ("cohort", training.vectorise, training.precision, repr(defences)), trial)
+    return find_refusal(task.model, ("cohort", training.vectorise, training.precision, repr(defences)), trial)
 
 
 def _together(tasks: Sequence[Task], training: Training, defences: Sequence[Defence]) -> Iterator[Made]:

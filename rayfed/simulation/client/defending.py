@@ -24,9 +24,9 @@ from rayfed.defences.base import Batch, Defence, Task
 from rayfed.defences.order import broken_by
 from rayfed.errors import UserError
 from rayfed.models.wrappers import bare_name, unwrapped
-from rayfed.privacy.accountant import Guarantee, guarantee
+from rayfed.privacy.accountant import Guarantee, compute_guarantee
 from rayfed.privacy.printing import format_upper
-from rayfed.privacy.sampling import generator
+from rayfed.privacy.sampling import make_generator
 from rayfed.privacy.spending import ClientWork, PrivacySetting, Spending
 from rayfed.scenario.components import DefenceSpec, expand_component
 from rayfed.scenario.problems import component_problems
@@ -161,7 +161,7 @@ class Defended:
     def backward(self, model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
         """Set the gradients of a model's parameters to the defended gradient of a batch; return the mean loss.
 
-        The loss is the one attached to the model (`rayfed.core.losses.attach`), by default cross entropy. Raises
+        The loss is the one attached to the model (`rayfed.core.losses.attach_loss`), by default cross entropy. Raises
         `UserError` for more steps or larger batches than the account covers.
         """
         self._steps += 1
@@ -248,7 +248,7 @@ class Defended:
     def _generator(self, *key: int) -> torch.Generator:
         """Return a generator with fresh randomness for one step or update, also in forked processes."""
         if self._seed is None:
-            return generator(os.urandom(32), secure=True)
+            return make_generator(os.urandom(32), secure=True)
         return seeds.torch_generator(self._seed, "defend", *key, self._steps)
 
     def _setting(self, model: nn.Module) -> PrivacySetting:
@@ -271,7 +271,7 @@ class Defended:
             return Accounted(name, self.loop.rounds, None, None, "the defence is empirical, without a proof")
         if why := broken_by(self._named, place, spent):
             return Accounted(name, self.loop.rounds, spent, None, why)
-        found = guarantee(spent.releases, spent.delta)
+        found = compute_guarantee(spent.releases, spent.delta)
         if found.epsilon == inf:
             return Accounted(name, self.loop.rounds, spent, None, "the defence adds no noise")
         return Accounted(name, self.loop.rounds, spent, found)

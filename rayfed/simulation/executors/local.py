@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from rayfed.attacks.progress import listening
-from rayfed.core.memory import explain_memory_errors, on_host
+from rayfed.core.memory import copy_to_host, explain_memory_errors
 from rayfed.core.user_exits import exits_refused
 from rayfed.scenario import Actors, Scenario
 from rayfed.simulation.executors.attacker import AttackWorker
@@ -180,7 +180,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         """Return the reduction of a tensor; use the default for all other objects."""
         if type(obj) is Tensor:
-            return torch.from_numpy, (on_host(obj).numpy().copy(),)
+            return torch.from_numpy, (copy_to_host(obj).numpy().copy(),)
         return super().reducer_override(obj)
 
 

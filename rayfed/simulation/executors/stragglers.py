@@ -49,7 +49,7 @@ class Cohort:
     node: str = ""
     """Preferred node for its work; empty for any."""
 
-    def of(self, client: int) -> Cohort:
+    def select(self, client: int) -> Cohort:
         """Return a copy of the cohort that contains only the client `client`."""
         return replace(self, clients=(client,))
 
@@ -78,22 +78,22 @@ class Result(NamedTuple):
     """Node that holds the partial results; empty if there are none, or only one node."""
 
 
-def shares(weights: Sequence[float], workers: int, arms: int) -> list[list[int]]:
+def split_among_workers(weights: Sequence[float], workers: int, arms: int) -> list[list[int]]:
     """Split an arm's cohorts into consecutive parts for `workers` workers shared by `arms` arms; return cohort numbers.
 
     There are two parts per worker, which balances slower workers. There is one part per worker if the only arm has few
     cohorts and this is hardly slower, because it needs fewer calls.
     """
     own = max(1, ceil(workers / arms))
-    two = portions(weights, max(2, ceil(2 * workers / arms)), own)
+    two = split_by_weight(weights, max(2, ceil(2 * workers / arms)), own)
     if arms > 1 or len(weights) > _FEW * workers:
         return two
-    one = portions(weights, workers, workers)
+    one = split_by_weight(weights, workers, workers)
     ends = [_makespan(np.array([sum(weights[i] for i in run) for run in runs]), workers) for runs in (one, two)]
     return one if ends[0] <= ends[1] * (1 + _LATER) else two
 
 
-def portions(weights: Sequence[float], calls: int, workers: int) -> list[list[int]]:
+def split_by_weight(weights: Sequence[float], calls: int, workers: int) -> list[list[int]]:
     """Split cohorts into at most `calls` consecutive parts of nearly equal weight; return each part's cohort numbers.
 
     Cuts are at multiples of the largest power of two with which `workers` workers finish hardly later than with
@@ -162,7 +162,7 @@ class StragglerHandling:
         whole = [cohort for portion, _ in lost for cohort in portion]
         self._tell(lost)
         failing = {p[0]: unfinished for p, unfinished in lost if len(p) == len(p[0].clients) == 1}
-        alone = [cohort.of(client) for cohort in whole if cohort not in failing for client in cohort.clients]
+        alone = [cohort.select(client) for cohort in whole if cohort not in failing for client in cohort.clients]
         failing |= self._unfinished(alone)
         for _ in range(self.failures.retries):
             failing = self._unfinished(list(failing))

@@ -35,7 +35,7 @@ from rayfed.simulation.client.local import PRIVATE
 from rayfed.simulation.client.runtime import ClientRuntime, Evaluation
 from rayfed.simulation.client.server_message import Sent, Split, State
 from rayfed.simulation.client.visit import ObservationRequest, ObservedClient, Truth
-from rayfed.simulation.inputs import scorer
+from rayfed.simulation.inputs import make_scorer
 from rayfed.simulation.tables import Rows, VictimRows
 from rayfed.store.images import encode_png
 from rayfed.threat_model.observations import ObservationBuilder
@@ -54,7 +54,7 @@ class ClientWorker(ClientRuntime):
 
     @cached_property
     def _scorer(self) -> Scorer:
-        return scorer(self.scenario, self.data)
+        return make_scorer(self.scenario, self.data)
 
     def fold(
         self, arm: str, sent: Sent, cohorts: int, *partials: Mapping[tuple[int, int], Any]

@@ -104,7 +104,7 @@ class Federation:
         """Call a server method that returns the values of `Server.sent`, and return references to the values."""
         return RoundStart(*self.executor.serve(method, *args, returns=2))
 
-    def settled(self, refs: Sequence[Ref], calls: int) -> list[Any]:
+    def wait_for(self, refs: Sequence[Ref], calls: int) -> list[Any]:
         """Wait until `calls` server calls have ended, and return the values of `refs`.
 
         Raises `OverdueError` if they take longer than `calls` times `resources.timeout`.

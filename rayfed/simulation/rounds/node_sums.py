@@ -75,7 +75,7 @@ class NodeSums:
         """Register the partial results of a portion of work, which stay on the node that computed them."""
         self._held.append(_Held(result.node, result.partials, (result.portion,)))
 
-    def met(self) -> Iterator[tuple[str, Partials]]:
+    def merge(self) -> Iterator[tuple[str, Partials]]:
         """Add up partial results on the nodes, and yield each arm's remaining sums for the server as (arm, sum).
 
         Partial results are added on their node first; then up to `FAN_IN` nodes send their sums to one of them. Cohorts

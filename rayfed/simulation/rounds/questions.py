@@ -28,7 +28,7 @@ def consult(
     asking = list(sent)
     while asking:
         asked = {arm: executor.serve("request", arm, returns=2) for arm in asking}
-        found = zip(asked, federation.settled([whom for whom, _ in asked.values()], len(asked)), strict=True)
+        found = zip(asked, federation.wait_for([whom for whom, _ in asked.values()], len(asked)), strict=True)
         of = {arm: whom for arm, whom in found if whom}
         calls = []
         for arm, whom in of.items():
@@ -43,5 +43,5 @@ def consult(
         for arm in of:
             own = [client for client in members[arm] if (arm, client) in answers]
             heard.append(executor.serve("receive", arm, own, *(answers[arm, client] for client in own)))
-        federation.settled(heard, len(heard))
+        federation.wait_for(heard, len(heard))
         asking = list(of)

@@ -22,8 +22,8 @@ from rayfed.simulation.executors.stragglers import (
     StragglerHandling,
     format_failures,
     make_straggler_rows,
-    portions,
-    shares,
+    split_among_workers,
+    split_by_weight,
 )
 from rayfed.simulation.rounds import node_sums
 from rayfed.simulation.rounds.attacks import PendingAttacks
@@ -129,7 +129,7 @@ class Round:
         if not self.asking or not (members := plan.drawn_clients(federation.scenario, self.number)):
             return sent
         opening = [federation.executor.serve("begin_round", arm, self.number, members) for arm in self.asking]
-        opens = federation.settled(opening, len(opening))
+        opens = federation.wait_for(opening, len(opening))
         opened = [arm for arm, does in zip(self.asking, opens, strict=True) if does]
         states = {arm: federation.load_states(arm, members, self.number) for arm in opened}
         consult(federation, self.number, {arm: sent[arm] for arm in opened}, states)
@@ -168,7 +168,7 @@ class Round:
                 *chain(*(make_straggler_rows(cohort, federation.scenario, self.number) for cohort in portion)),
             ]
             if arm in self.flights:
-                self.flights[arm].made(rows, partials)
+                self.flights[arm].add(rows, partials)
             else:
                 self.tables.clients += rows
                 if portion[0].node and result.node:
@@ -182,7 +182,7 @@ class Round:
             federation.note_once(report.notes)
             done += sum(map(len, (cohort.clients for cohort in portion)))
             federation.progress.clients_done(self.number, done, everybody)
-        for arm, partials in sums.met():
+        for arm, partials in sums.merge():
             self.added.append(executor.serve("add", arm, counts[arm], partials))
         for arm, flights in self.flights.items():
             self.added += self._apply_arrivals(arm, flights)
@@ -243,9 +243,9 @@ class Round:
             if apart:
                 split = [[i] for i in range(count)]
             elif alone:
-                split = portions(weights[name], count, count)
+                split = split_by_weight(weights[name], count, count)
             else:
-                split = shares(weights[name], federation.executor.clients, len(self.arms))
+                split = split_among_workers(weights[name], federation.executor.clients, len(self.arms))
             loads = [sum(weights[name][i] for i in portion) for portion in split]
             for portion, node in zip(split, self._homes(name, loads), strict=True):
                 own = [(i, tuple(self.cohorts[name][i])) for i in portion]
@@ -296,7 +296,7 @@ class Round:
         """Ask clients the rules' questions about the round's sums."""
         if not self.asking:
             return
-        self.federation.settled(self.added, len(self.added))
+        self.federation.wait_for(self.added, len(self.added))
         states = {arm: before[arm] | after[arm] for arm in self.asking}
         consult(self.federation, self.number, {arm: sent[arm] for arm in self.asking}, states, self._failed)
 
@@ -359,7 +359,7 @@ class Round:
     def _finished(self, served: Mapping[str, RoundStart]) -> dict[str, tuple[Sent, ArmServerState]]:
         """Return the server's new state of all arms after its step; raises `Lost` if the server dies."""
         stepped = [ref for one in served.values() for ref in one]
-        settled = self.federation.settled([*self.added, *stepped], len(self.added) + len(served))
+        settled = self.federation.wait_for([*self.added, *stepped], len(self.added) + len(served))
         values = iter(settled[len(self.added) :])
         return {arm: (next(values), next(values)) for arm in served}
 

@@ -66,7 +66,7 @@ class InFlightUpdates:
         flying = [Flight(**one) for one in saved.get("flying", ())]
         return cls(number, clock, count, saved.get("ended", 0.0), flying, dict(held))
 
-    def made(self, rows: Rows, update: Ref) -> None:
+    def add(self, rows: Rows, update: Ref) -> None:
         """Record the update and the row of a client that starts in this round."""
         [row] = rows
         self._ready[row["client"]] = row

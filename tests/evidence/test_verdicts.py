@@ -252,7 +252,7 @@ def test_table_outcomes_and_gate_agree_on_a_run_that_was_stopped(
     assert isinstance(run, Run)
     assert {one.arm: one.state for one in run.verdicts()}["noise"] == state
     assert {one["arm"]: one["verdict"] for one in compute_outcomes(folder)}["noise"] == state
-    assert GatedRun(folder, folder.url).inputs.finished == known
+    assert GatedRun(folder, folder.url).evidence.finished == known
 
 
 def test_attacks_that_fail_without_a_defence_too_say_nothing_of_it() -> None:

@@ -378,7 +378,7 @@ def _scenario(plan: Plan, evaluations: int, changes: Sequence[str], fixed: bool)
         load_yaml(plan.scenario_text(pass_iterations(plan, evaluations, fixed))), list(changes)
     )
     scenarios.find_inputs(document, [Path.cwd()])
-    return scenarios.check(document, "the audit (arms: --defence; other fields: --set PATH=VALUE)")
+    return scenarios.check_scenario(document, "the audit (arms: --defence; other fields: --set PATH=VALUE)")
 
 
 def _inspect(plan: Plan, changes: Sequence[str], progress: AuditProgress, shrink: bool) -> tuple[Plan, Inputs] | None:

@@ -233,7 +233,7 @@ def _scored(
     from rayfed.runs.executors import execution
 
     executor, address, quiet = where
-    loaded = scenario.check(scenario.with_changes(one.document(), gate.changes("pixels")), "the replay")
+    loaded = scenario.check_scenario(scenario.with_changes(one.document(), gate.changes("pixels")), "the replay")
     words = f"those that clients of {one.recording.folder} were sent in round {one.round}"
     with show_progress(quiet, executor, "attack", brief=True) as view:
         folder = runner.attack_sent(loaded, sent, words, out, execution(executor, address), view, seconds)

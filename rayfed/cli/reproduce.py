@@ -179,7 +179,7 @@ def _reproduced(context: typer.Context, path: Path, job: _Job) -> Record:
     from rayfed.reproductions.fingerprints import fingerprints
     from rayfed.reproductions.records import Record, SizeRecord, read_record, write_record
     from rayfed.runs.scenario_loading import search_beside
-    from rayfed.scenario import check
+    from rayfed.scenario import check_scenario
 
     own = reading.load(path)
     record = read_record(job.keep, path.stem) if job.keep is not None else Record(path.stem)

@@ -33,7 +33,7 @@ def read_source(source: Source, changes: Sequence[str]) -> Scenario:
     document = source.model_dump(mode="json") if isinstance(source, Scenario) else deepcopy(dict(source))
     document = scenarios.with_changes(document, list(changes))
     scenarios.find_inputs(document, [Path.cwd()])
-    return scenarios.check(document, "the scenario")
+    return scenarios.check_scenario(document, "the scenario")
 
 
 def get_address(run: str | PathLike[str] | Results | None) -> str | None:

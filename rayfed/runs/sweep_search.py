@@ -40,7 +40,7 @@ class Search:
     setting: Callable[[optuna.Trial], dict[str, Any]]
 
 
-def search(scenario: Scenario, tried: Mapping[int, TriedSetting], begun: int) -> Search:
+def make_search(scenario: Scenario, tried: Mapping[int, TriedSetting], begun: int) -> Search:
     """Return an Optuna search that continues from the settings `tried` (index -> setting with its objectives).
 
     New settings are numbered from `begun`. Earlier settings without a result count as failed.

@@ -169,11 +169,11 @@ class SweepRecorder:
 
     def search(self) -> Search:
         """Return an Optuna search that continues from all settings that have been started."""
-        from rayfed.runs.sweep_search import search
+        from rayfed.runs.sweep_search import make_search
 
         names = [*self.folder.trial_names(), *(row["trial"] for row in self.rows)]
         begun = max((int(name.partition("-")[0]) + 1 for name in names), default=0)
-        return search(self.scenario, _tried(self.scenario, self.rows), begun)
+        return make_search(self.scenario, _tried(self.scenario, self.rows), begun)
 
     @property
     def total(self) -> int:

@@ -22,7 +22,7 @@ from rayfed.scenario.components import (
 )
 from rayfed.scenario.editors import json_schema
 from rayfed.scenario.inputs import find_inputs
-from rayfed.scenario.reading import check, dotted_paths, has_form, load, parse, read_text, with_changes
+from rayfed.scenario.reading import check_scenario, dotted_paths, has_form, load, parse, read_text, with_changes
 from rayfed.scenario.sections import NAME, Actors, ArmSpec, Augment, Failures, Scenario, Training
 from rayfed.scenario.sweep import Sweep
 
@@ -49,7 +49,7 @@ __all__ = [
     "Sweep",
     "Train",
     "Training",
-    "check",
+    "check_scenario",
     "dotted_paths",
     "find_inputs",
     "has_form",

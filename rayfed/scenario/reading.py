@@ -42,7 +42,7 @@ def load(source: str | Path, changes: Sequence[str] = (), note: Note = lambda _:
     find_inputs(raw, (Path(source).resolve().parent, here), note)
     changed = _change(raw, changes)
     find_inputs(raw, (here,))
-    return check(raw, str(source), dict(found), tuple(find_repeated_keys(found)), changed)
+    return check_scenario(raw, str(source), dict(found), tuple(find_repeated_keys(found)), changed)
 
 
 def read_text(source: str | Path) -> str:
@@ -82,7 +82,7 @@ def _texts(value: Any) -> Iterator[str]:
 def parse(text: str, origin: str = "scenario", changes: Sequence[str] = ()) -> Scenario:
     """Parse and check a scenario's text, and return the scenario; relative paths are not resolved."""
     raw, found = _document(text, origin)
-    return check(raw, origin, dict(found), tuple(find_repeated_keys(found)), _change(raw, changes))
+    return check_scenario(raw, origin, dict(found), tuple(find_repeated_keys(found)), _change(raw, changes))
 
 
 def has_form(text: str, changes: Sequence[str] = ()) -> bool:
@@ -127,7 +127,7 @@ def _change(document: dict[str, Any], changes: Sequence[str]) -> dict[Place, str
     return made
 
 
-def check(
+def check_scenario(
     document: dict[str, Any],
     origin: str,
     lines: Mapping[Place, int] | None = None,

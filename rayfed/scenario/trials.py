@@ -12,7 +12,7 @@ import numpy as np
 
 from rayfed.errors import ScenarioError
 from rayfed.scenario.paths import set_field
-from rayfed.scenario.reading import check
+from rayfed.scenario.reading import check_scenario
 from rayfed.scenario.sections import Scenario
 from rayfed.scenario.sweep import Range, Sweep
 
@@ -104,7 +104,7 @@ def make_trial_scenario(scenario: Scenario, trial: Trial) -> Scenario:
             set_field(document["arms"][arm] if arm is not None else document, rest, value)
         except KeyError as error:
             raise ScenarioError(f"sweep.fields: '{path}' not found in the scenario; {error.args[0]}") from None
-    return check(document, f"sweep trial with {_said(trial)}")
+    return check_scenario(document, f"sweep trial with {_said(trial)}")
 
 
 def select_fields(scenario: Scenario, arm: str) -> dict[str, list[Any] | Range]:

@@ -235,7 +235,7 @@ def test_a_run_reports_what_was_learnt_and_found_of_masks(tmp_path: Path) -> Non
             {"name": "membership", "knowledge": ["candidates"]},
         ],
     }
-    run = runner.launch(scenarios.check(written, "t"), str(tmp_path), local, Progress())
+    run = runner.launch(scenarios.check_scenario(written, "t"), str(tmp_path), local, Progress())
     rounds = {row["arm"]: row for row in run.read_table("rounds").to_pylist()}
     assert all(0 < row["test_iou"] < 1 and 0.3 < row["baseline_iou"] < 0.5 for row in rounds.values())
     rows = {(row["arm"], row["attack"]): row for row in run.read_table("attacks").to_pylist()}

@@ -148,7 +148,7 @@ REGRESSION = {
 
 @pytest.mark.engine
 def test_regression_is_judged_by_its_error_and_never_by_accuracy(tmp_path: Path) -> None:
-    folder = runner.launch(scenario.check(REGRESSION, "t"), str(tmp_path), local, Progress())
+    folder = runner.launch(scenario.check_scenario(REGRESSION, "t"), str(tmp_path), local, Progress())
     last = folder.read_table("rounds").to_pylist()[-1]
     assert last["test_accuracy"] is None
     assert last["baseline_accuracy"] is None
@@ -162,7 +162,7 @@ def test_two_classes_are_one_output_and_partitions_still_go_by_class() -> None:
         "loss": "binary_cross_entropy",
         "partition": {"name": "dirichlet", "alpha": 0.1},
     }
-    data = prepare_inputs(scenario.check(document, "t")).data
+    data = prepare_inputs(scenario.check_scenario(document, "t")).data
     assert data.classes == ("fast",)
     assert np.array_equal(data.train_labels[:, 0], data.groups[0])
 
@@ -179,7 +179,7 @@ def test_two_classes_are_one_output_and_partitions_still_go_by_class() -> None:
 )
 def test_what_does_not_go_with_numbers_is_said_before_a_run(changes: dict[str, object], says: str) -> None:
     with pytest.raises(UserError, match=says):
-        prepare_inputs(scenario.check(REGRESSION | changes, "t"))
+        prepare_inputs(scenario.check_scenario(REGRESSION | changes, "t"))
 
 
 def test_images_with_a_list_of_labels_and_a_table_with_targets(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from rayfed.errors import DataError, UserError
 from rayfed.gradients import gradient, per_sample_gradients, weights_of
 from rayfed.metrics.masks import mask_iou
 from rayfed.models.build import build_model
-from rayfed.scenario import Augment, check
+from rayfed.scenario import Augment, check_scenario
 from rayfed.simulation.client.augmentation import area_box, augmented
 from rayfed.simulation.client.runtime import Evaluation
 from rayfed.simulation.inputs import prepare_inputs
@@ -294,7 +294,7 @@ def dice(outputs: Tensor, targets: Tensor) -> Tensor:
 def test_a_loss_of_the_users_is_of_masks_too(tmp_path: Path) -> None:
     written(tmp_path, classes_of(10, 8, 8))
     loss = prepare_inputs(
-        check(scenario(tmp_path, loss={"name": "tests.data.test_masks:dice"}), "t")
+        check_scenario(scenario(tmp_path, loss={"name": "tests.data.test_masks:dice"}), "t")
     ).scenario.loss.build()
     outputs, targets = torch.randn(4, 3, 8, 8), torch.from_numpy(classes_of(4, 8, 8)).long()
     torch.testing.assert_close(loss.overlap(outputs, targets), count_overlap(outputs, targets))
@@ -362,15 +362,17 @@ def scenario(root: Path, **changes: Any) -> dict[str, Any]:
 def test_what_does_not_go_with_masks_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     written(tmp_path, classes_of(10))
     with pytest.raises(UserError, match=message):
-        prepare_inputs(check(scenario(tmp_path, **changes), "t"))
+        prepare_inputs(check_scenario(scenario(tmp_path, **changes), "t"))
 
 
 def test_a_model_of_pixels_needs_masks_and_scores_of_their_size() -> None:
     digits = {"name": "t", "data": {"name": "digits", "train_samples": 40}, "federation": {"rounds": 1, "clients": 2}}
     with pytest.raises(UserError, match="'unet' scores each pixel, but data 'digits'"):
-        prepare_inputs(check(digits | {"model": {"name": "unet", "width": 2}}, "t"))
+        prepare_inputs(check_scenario(digits | {"model": {"name": "unet", "width": 2}}, "t"))
     with pytest.raises(UserError, match=r"'place_cross_entropy' needs a class per position.*image_masks"):
-        prepare_inputs(check(digits | {"model": {"name": "lenet"}, "loss": {"name": "place_cross_entropy"}}, "t"))
+        prepare_inputs(
+            check_scenario(digits | {"model": {"name": "lenet"}, "loss": {"name": "place_cross_entropy"}}, "t")
+        )
     with pytest.raises(UserError, match=r"returns \(2, 3, 4, 4\) for 2 images of 1x8x8.*\(2, 3, 8, 8\)"):
         build_model(
             "torch.nn:Conv2d", {"in_channels": 1, "out_channels": 3, "kernel_size": 2, "stride": 2}, (1, 8, 8), 3, 0

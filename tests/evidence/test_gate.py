@@ -811,8 +811,8 @@ def test_examples_for_build_servers_are_yaml_whose_commands_are_understood() -> 
 DOCUMENT = REPOSITORY / "docs" / "gate.md"
 SLEEPY = "--iterations 20 --batch 1 --images 2 --set data.train_samples=60"
 FEW = """
-from rayfed.results import audit
-audit.METHODS = tuple(one for one in audit.METHODS if one.name in ("columns", "inverting_gradients"))
+from rayfed.audits import plan
+plan.METHODS = tuple(one for one in plan.METHODS if one.name in ("columns", "inverting_gradients"))
 from rayfed.cli import main
 main()
 """

@@ -351,7 +351,7 @@ def test_attacks_play_or_say_what_they_lack(folders: dict[str, Path], tmp_path: 
         {"name": name, "observes": "gradient", **({"iterations": 2} if name in ("tag", "dlg", "idlg") else {})}
         for name in ATTACKED[model]
     ]
-    rows = played(scenarios.check(document, "t"), tmp_path).read_table("attacks").to_pylist()
+    rows = played(scenarios.check_scenario(document, "t"), tmp_path).read_table("attacks").to_pylist()
     assert {row["attack"] for row in rows} == set(ATTACKED[model])
     for row in rows:
         assert row["status"] in ("ok", "diverged", "not applicable"), row

@@ -44,7 +44,7 @@ from rayfed.reproductions.records import (
 from rayfed.reproductions.results import read_results, result_of
 from rayfed.results.loading import Sweep
 from rayfed.results.sweep_folder import SweepFolder
-from rayfed.scenario import check
+from rayfed.scenario import check_scenario
 from rayfed.store.folder import RunFolder
 from tests.conftest import REPOSITORY
 
@@ -255,7 +255,7 @@ def test_a_size_changes_the_scenario_and_set_comes_last() -> None:
 
 def swept(tmp_path: Path, rows: list[dict[str, Any]]) -> Sweep:
     """A sweep with these outcomes, as if it had been played."""
-    scenario = check({**SCENARIO, "sweep": {"repeats": 2, "fields": {"training.lr": [0.1, 0.2]}}}, "test")
+    scenario = check_scenario({**SCENARIO, "sweep": {"repeats": 2, "fields": {"training.lr": [0.1, 0.2]}}}, "test")
     folder = RunFolder.create(str(tmp_path), "small")
     folder.write_text("scenario.yaml", scenario.dump())
     base = {"trial": "0", "status": "finished", "run": "trials/0000-0", "arm": "none", "attack": "idlg"}
@@ -337,7 +337,7 @@ def test_seeds_are_told_apart_in_a_table_that_counts_an_attack_s_own_repeats(tmp
 
 
 def test_a_swept_section_is_named_by_some_of_its_fields(tmp_path: Path) -> None:
-    scenario = check(
+    scenario = check_scenario(
         {**SCENARIO, "sweep": {"fields": {"data": [{"name": "digits"}, {"name": "digits", "size": 16}]}}}, ""
     )
     folder = RunFolder.create(str(tmp_path), "small")

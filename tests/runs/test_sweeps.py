@@ -22,7 +22,7 @@ from rayfed.evidence.outcomes import compute_outcomes
 from rayfed.results.sweep_folder import SweepFolder
 from rayfed.runs import runner, sweeps
 from rayfed.runs.local_sweep import local_sweep
-from rayfed.runs.sweep_search import TriedSetting, search
+from rayfed.runs.sweep_search import TriedSetting, make_search
 from rayfed.runs.sweeps import SweepExecution, SweepRecorder
 from rayfed.scenario import Scenario
 from rayfed.scenario.trials import make_trial_scenario, plan_trials
@@ -156,7 +156,7 @@ def test_optuna_goes_on_from_what_was_tried() -> None:
         0: TriedSetting("noise", {NOISE: 0.5, "training.lr": 0.2}, [9.0, 0.8]),
         2: TriedSetting("prune", {"training.lr": 0.1}, [8.0, 0.7]),
     }
-    found = search(scenario, tried, begun=3)
+    found = make_search(scenario, tried, begun=3)
     suggested = found.setting(found.study.ask())
     assert suggested["index"] == 3
     assert suggested["arm"] in scenario.arms

@@ -162,7 +162,7 @@ def document(path: Any, kind: str = "gpt2", **changes: Any) -> dict[str, Any]:
 
 
 def test_masks_follow_from_seed_round_and_client(tmp_path: Path) -> None:
-    s = scenario.check(document(table(tmp_path / "t.parquet"), "bert"), "t")
+    s = scenario.check_scenario(document(table(tmp_path / "t.parquet"), "bert"), "t")
     made = prepare_inputs(s)
     worker = ClientWorker(s, made.data, made.parts, torch.device("cpu"))
     arm = worker.arm("none")
@@ -182,30 +182,30 @@ def test_masks_follow_from_seed_round_and_client(tmp_path: Path) -> None:
 
 def test_texts_without_classes_train_language_models_alone(tmp_path: Path) -> None:
     path = table(tmp_path / "t.parquet")
-    data = prepare_inputs(scenario.check(document(path), "t")).data
+    data = prepare_inputs(scenario.check_scenario(document(path), "t")).data
     assert data.has_places
     assert [name.strip() for name in data.classes] == list(SAMPLE.vocabulary)
     assert np.array_equal(data.train_labels == NO_TARGET, np.asarray(data.train_images) == PAD)
     with pytest.raises(UserError, match=r"has texts without classes: .*label_column.* `model\.task: causal_lm`"):
-        prepare_inputs(scenario.check(document(path, model={"name": "hf", "path": str(folder("bert"))}), "t"))
+        prepare_inputs(scenario.check_scenario(document(path, model={"name": "hf", "path": str(folder("bert"))}), "t"))
 
 
 def test_the_loss_goes_with_the_task_unless_it_is_set(tmp_path: Path) -> None:
     path = table(tmp_path / "t.parquet")
-    assert scenario.check(document(path), "t").loss.name == "causal_lm"
-    assert scenario.check(document(path, "bert"), "t").loss.name == "masked_lm"
+    assert scenario.check_scenario(document(path), "t").loss.name == "causal_lm"
+    assert scenario.check_scenario(document(path, "bert"), "t").loss.name == "masked_lm"
     own = {"name": "masked_lm", "share": 0.3}
-    assert scenario.check(document(path, "bert", loss=own), "t").loss.parameters["share"] == 0.3
+    assert scenario.check_scenario(document(path, "bert", loss=own), "t").loss.parameters["share"] == 0.3
 
 
 def test_partitions_go_by_the_classes_that_texts_have(tmp_path: Path) -> None:
     path = table(tmp_path / "t.parquet", label=[n % 3 for n in range(60)])
     partition = {"name": "dirichlet", "alpha": 0.5}
-    data = prepare_inputs(scenario.check(document(path, partition=partition), "t")).data
+    data = prepare_inputs(scenario.check_scenario(document(path, partition=partition), "t")).data
     assert data.groups[1] == ("0", "1", "2")
     bare = table(tmp_path / "b.parquet")
     with pytest.raises(UserError, match="iid or quantity"):
-        prepare_inputs(scenario.check(document(bare, partition=partition), "t"))
+        prepare_inputs(scenario.check_scenario(document(bare, partition=partition), "t"))
 
 
 def words_and_tags(path: Path, **columns: Any) -> Path:
@@ -269,7 +269,7 @@ def test_what_does_not_go_with_language_models_is_said_before_a_run(
     tmp_path: Path, changes: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(UserError, match=says):
-        prepare_inputs(scenario.check(document(table(tmp_path / "t.parquet"), **changes), "t"))
+        prepare_inputs(scenario.check_scenario(document(table(tmp_path / "t.parquet"), **changes), "t"))
 
 
 # evaluation
@@ -290,7 +290,7 @@ def test_perplexity_is_that_of_all_tokens_together(tmp_path: Path) -> None:
     changes = {"model": "tests.simulation.test_language:Frequencies", "loss": "causal_lm"}
     written = document(table(tmp_path / "t.parquet"), **changes)
     written["data"]["tokenizer"] = str(folder("gpt2"))
-    s = scenario.check(written, "t")
+    s = scenario.check_scenario(written, "t")
     made = prepare_inputs(s)
     worker = ClientWorker(s, made.data, made.parts, torch.device("cpu"))
     arm, data = worker.arm("none"), made.data
@@ -309,7 +309,7 @@ def test_perplexity_is_that_of_all_tokens_together(tmp_path: Path) -> None:
 
 def test_a_guess_names_each_token_as_often_as_it_occurs() -> None:
     labels = np.array([[5, 5, 6, NO_TARGET], [5, 7, NO_TARGET, NO_TARGET]])
-    data = prepare_inputs(scenario.check({"name": "t", "federation": {"rounds": 1, "clients": 2}}, "t")).data
+    data = prepare_inputs(scenario.check_scenario({"name": "t", "federation": {"rounds": 1, "clients": 2}}, "t")).data
     from dataclasses import replace
 
     images = np.zeros((2, 4), np.int64)
@@ -339,7 +339,7 @@ def test_a_language_model_learns_and_is_reported(tmp_path: Path, kind: str) -> N
         arms = {"dp": [{"name": "dp_sgd", "clip": 1.0, "epsilon": 8}]}
     training = {"optimiser": "adamw", "lr": 0.003, "batch_size": 12, "epochs": 5}
     written = document(tmp_path / "t.parquet", kind, training=training, arms={"none": [], **arms})
-    run = runner.launch(scenario.check(written, "t"), str(tmp_path), local, Progress())
+    run = runner.launch(scenario.check_scenario(written, "t"), str(tmp_path), local, Progress())
     last = {row["arm"]: row for row in run.read_table("rounds").to_pylist()[-2:]}
     assert last["none"]["baseline_perplexity"] == pytest.approx(20, rel=0.1)
     assert 1 < last["none"]["test_perplexity"] < 0.6 * len(SAMPLE.vocabulary)
@@ -358,7 +358,7 @@ def test_labels_of_tokens_are_learnt(tmp_path: Path) -> None:
     written["data"] |= {"text_column": "tokens", "label_column": "tags"}
     written["model"]["task"] = "token_classification"
     written["training"] = {"optimiser": "adamw", "lr": 0.003, "batch_size": 8, "epochs": 4}
-    run = runner.launch(scenario.check(written, "t"), str(tmp_path), local, Progress())
+    run = runner.launch(scenario.check_scenario(written, "t"), str(tmp_path), local, Progress())
     last = run.read_table("rounds").to_pylist()[-1]
     assert last["test_accuracy"] > 0.9
     assert last["test_perplexity"] is None

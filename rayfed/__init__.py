@@ -362,9 +362,8 @@ def audit(
     from time import monotonic
 
     from rayfed import registry
-    from rayfed.audits.options import AuditOptions, Trained, pipelines
-    from rayfed.audits.run import Budget
-    from rayfed.audits.run import audit as run_audit
+    from rayfed.audits.options import AuditOptions, Trained, parse_pipelines
+    from rayfed.audits.run import AuditBudget, run_audit
     from rayfed.results.loading import Run
     from rayfed.runs.api_args import get_address, open_view
     from rayfed.runs.executors import execution
@@ -372,14 +371,14 @@ def audit(
 
     registry.search(getcwd())
     options = options or AuditOptions()
-    source = address_of(run)
-    trained = None if source is None else Trained.of(source)
-    plan = options.plan(model, data, None if defences is None else pipelines(defences), trained)
+    source = get_address(run)
+    trained = None if source is None else Trained.from_run(source)
+    plan = options.plan(model, data, None if defences is None else parse_pipelines(defences), trained)
     audited = run_audit(
         plan,
-        Budget(Deadline(monotonic() + 60 * minutes), options.iterations),
+        AuditBudget(Deadline(monotonic() + 60 * minutes), options.iterations),
         execution(options.executor, options.address),
-        partial(shown, show, brief=True),
+        partial(open_view, show, brief=True),
         trained=trained,
         changes=changes,
         out=_text(out),

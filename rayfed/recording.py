@@ -123,7 +123,7 @@ class Recorder:
         check_model(model, type(model).__name__)
         self._model, self._folder, self._local, self._truth = model, Path(folder), local, truth
         self._normalise = check_normalisation(normalise)
-        self._classes, self._shape = classes, None if shape is None else check_shape(shape)
+        self._classes, self._shape = classes, None if shape is None else check_image_shape(shape)
         self._header: Header | None = None
         self._loss_section: Mapping[str, Any] | None = {"name": loss} if isinstance(loss, str) else loss
         self._loss = build_loss(self._loss_section)

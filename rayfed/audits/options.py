@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import yaml
 
 from rayfed import scenario as scenarios
-from rayfed.audits.plan import DEFENCES, Defences, Plan, called
+from rayfed.audits.plan import DEFENCES, Defences, Plan, name_pipeline
 from rayfed.audits.queue import BATCHES
 from rayfed.core.documents import yaml_flow
 from rayfed.data.section import UserData
@@ -63,9 +63,9 @@ class AuditOptions:
         Raises `UserError` for a missing or unknown model, data or loss.
         """
         return Plan(
-            model=model_of(model, trained),
-            data=data_of(data, trained),
-            loss=loss_of(self.loss, trained),
+            model=choose_model(model, trained),
+            data=choose_data(data, trained),
+            loss=choose_loss(self.loss, trained),
             batches=list(self.batches or BATCHES),
             samples=self.images,
             seed=self.seed,
@@ -74,7 +74,7 @@ class AuditOptions:
         )
 
 
-def model_of(given: Model, trained: Trained | None) -> dict[str, Any]:
+def choose_model(given: Model, trained: Trained | None) -> dict[str, Any]:
     """Return the scenario section `model` for a model. Default: the section of the run `trained`.
 
     A model is a name, a class, a mapping, or an instance, whose weights are written to a temporary file. Raises
@@ -126,7 +126,7 @@ def choose_loss(given: str | Mapping[str, Any] | None, trained: Trained | None) 
     return loss_section(given)
 
 
-def data_of(given: Data, trained: Trained | None) -> dict[str, Any]:
+def choose_data(given: Data, trained: Trained | None) -> dict[str, Any]:
     """Return the scenario section `data` for a user's data. Default: the section of the run `trained`."""
     if given is not None:
         return (given if isinstance(given, UserData) else UserData(given)).section()

@@ -15,8 +15,8 @@ from time import monotonic
 from rayfed import scenario as scenarios
 from rayfed.attacks.base import Guess
 from rayfed.audits.options import Trained
-from rayfed.audits.plan import UNDEFENDED, Plan, called
-from rayfed.audits.queue import BATCHES, Stage, Unit, pass_evaluations, pass_iterations, stages
+from rayfed.audits.plan import UNDEFENDED, Plan, name_pipeline
+from rayfed.audits.queue import BATCHES, Stage, Unit, pass_evaluations, pass_iterations, plan_stages
 from rayfed.core.documents import load_yaml
 from rayfed.core.memory import give_back_cache
 from rayfed.errors import ClientError, UserError
@@ -94,7 +94,7 @@ def run_audit(
     changes: Sequence[str] = (),
     out: str | None = None,
     shrink: bool = False,
-) -> list[Audited]:
+) -> list[WeightsAudit]:
     """Run the attacks that apply until the time is up, and return the results for each set of weights.
 
     The weights are the model's initial ones and, if given, those of a `trained` run's arm. The list is empty
@@ -121,7 +121,7 @@ def run_audit(
             folder = runner.attack(scenario, source, out, execution, progress, learnt, attack_round)
             progress.audited(weights, f"{folder.url}/report.html")
         attack_round.check_failures()
-        audited.append(Audited(folder, weights, attack_round.may_apply))
+        audited.append(WeightsAudit(folder, weights, attack_round.may_apply))
     return audited
 
 

@@ -195,14 +195,13 @@ def audit(
             _check_given(model, data, run, bool(target), loss is not None)
             from rayfed.audits.options import AuditOptions, Trained
             from rayfed.audits.plan import UNDEFENDED
-            from rayfed.audits.run import Budget
-            from rayfed.audits.run import audit as run_audit
+            from rayfed.audits.run import AuditBudget, run_audit
             from rayfed.data.section import UserData
-            from rayfed.report.gate import Gated
+            from rayfed.report.gate import GatedRun
             from rayfed.runs.executors import execution
             from rayfed.simulation.rounds.attacks import Deadline
 
-            trained = Trained.of(run) if run else None
+            trained = Trained.from_run(run) if run else None
             options = AuditOptions(
                 loss=yaml_option("--loss", loss),
                 batches=_batches(batch) if batch else None,
@@ -218,9 +217,9 @@ def audit(
             bounds = gate.bounds(plan.modality)
             audited = run_audit(
                 plan,
-                Budget(Deadline(began + 60 * minutes), options.iterations),
+                AuditBudget(Deadline(began + 60 * minutes), options.iterations),
                 execution(options.executor, options.address),
-                partial(watched, quiet, executor, "attack", brief=True),
+                partial(show_progress, quiet, executor, "attack", brief=True),
                 trained=trained,
                 changes=[*gate.changes(plan.modality), *(changes or [])],
                 out=out,
@@ -229,7 +228,7 @@ def audit(
             arms = list(plan.defences) if defence and plan.defences else [UNDEFENDED]
             if not any(one.applies for one in audited):
                 print("NOT MEASURED: no attack applies, so this audit says nothing about the leakage of the gradient")
-        gate.close([Gated(one.folder, one.weights, arms) for one in audited], bounds, say)
+        gate.close([GatedRun(one.folder, one.weights, arms) for one in audited], bounds, say)
 
 
 def _check_given(model: str | None, data: str | None, run: str | None, target: bool, loss: bool) -> None:

@@ -153,7 +153,7 @@ def errors_for_people(debug: bool, resumable: bool = False) -> Iterator[None]:
         errors.print(f"[red]error:[/red] {escape(plain(str(error)))}")
         raise typer.Exit(2) from None
     except (KeyboardInterrupt, BdbQuit) as error:
-        errors.print(exits.describe_error(error) + (escape(_kept_after(error)) if resumable else ""))
+        errors.print(exits.describe_interruption(error) + (escape(_kept_after(error)) if resumable else ""))
         raise typer.Exit(128 + error.signal if isinstance(error, Killed) else INTERRUPTED) from None
     except BrokenPipeError:  # the reader, such as `head`, closed the pipe: the last flush must not fail
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

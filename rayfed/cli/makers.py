@@ -241,7 +241,7 @@ def _data(source: str, size: int | None) -> Any:
     from rayfed.scenario import DataSpec
 
     if Path(source).suffix in (".yaml", ".yml"):
-        return load(Path(source), None).data
+        return load_with_notes(Path(source), None).data
     return DataSpec.model_validate(UserData(source, size).section())
 
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rayfed.core.arrays import to_tensor
-from rayfed.data.base import Source, Split, hold_out_fifth
-from rayfed.data.packing import pack
+from rayfed.data.base import Source, StoredSplit, hold_out_fifth
+from rayfed.data.packing import pack_dataset
 from rayfed.errors import UserError
 from rayfed.registry import component
 
@@ -24,9 +24,9 @@ class _Images(Source):
     images: np.ndarray
     labels: np.ndarray
 
-    def read(self) -> tuple[Split, Split, tuple[str, ...]]:
+    def read(self) -> tuple[StoredSplit, StoredSplit, tuple[str, ...]]:
         """Return both splits; the classes are numbered from 0."""
-        train, test = hold_out_fifth(Split(self.images, self.labels), "data: the pair")
+        train, test = hold_out_fifth(StoredSplit(self.images, self.labels), "data: the pair")
         return train, test, tuple(map(str, range(int(self.labels.max()) + 1)))
 
 
@@ -59,7 +59,7 @@ def _packed(images: np.ndarray, labels: np.ndarray, folder: Path) -> dict[str, A
         )
     images = _stored(images if images.ndim == 4 else images[:, None])
     file = folder / "images.arrow"
-    pack(_Images(images=images, labels=labels.astype(np.int64)), file, lambda done, count: None)
+    pack_dataset(_Images(images=images, labels=labels.astype(np.int64)), file, lambda done, count: None)
     return {"name": "arrow", "path": str(file)}
 
 

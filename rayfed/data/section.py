@@ -88,7 +88,7 @@ class UserData:
         """Return the section of images with masks, in a Hugging Face folder or next to a table; None for other data."""
         if self.label is None and self.text is None and image_masks.is_given(path):
             return {"name": "image_masks", "root": data} | self._resized
-        if path.is_dir() and hugging_face.splits(path):
+        if path.is_dir() and hugging_face.list_splits(path):
             return {"name": "hugging_face", "root": data} | self._labelled | self._resized
         if tables := tables_of_images(path):
             return {"name": "image_table", **_splits(data, tables)} | self._labelled | self._resized

@@ -9,13 +9,13 @@ from rayfed.errors import UserError
 from rayfed.evidence import outcomes
 from rayfed.results.sweep_folder import TRIALS
 from rayfed.runs import runner
-from rayfed.runs.sweeps import SweepRecorder, objectives_of, swept, trials_of
+from rayfed.runs.sweeps import SweepRecorder, get_sweep_section, make_trials, measure_objectives
 from rayfed.scenario import Scenario
-from rayfed.scenario.trials import scenario_of
+from rayfed.scenario.trials import make_trial_scenario
 from rayfed.simulation.executors.local import local
 from rayfed.simulation.gpus import gpus_here
 from rayfed.simulation.progress import Progress
-from rayfed.store.exits import exit_of
+from rayfed.store.exits import classify_exit
 
 
 class LocalSweep:

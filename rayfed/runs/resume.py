@@ -9,7 +9,7 @@ from typing import Any
 from rayfed.core import seeds
 from rayfed.errors import ResourceError, RunError
 from rayfed.evidence.compare import compare_documents
-from rayfed.report.text.compare import value_text
+from rayfed.report.text.compare import scenario_value_text
 from rayfed.scenario import AttackSpec, Scenario
 from rayfed.simulation.client import devices, plan
 from rayfed.simulation.executors.base import Execution

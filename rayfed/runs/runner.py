@@ -17,13 +17,21 @@ from rayfed.data.partitions.base import count_labels
 from rayfed.errors import RunError, ScenarioError
 from rayfed.report.text.guarantees import guarantee_lines
 from rayfed.report.text.weights import initial_weights
-from rayfed.runs.bounds import check_bounds
+from rayfed.runs.bounds import check_proved_bounds
 from rayfed.runs.environment import FILE as ENVIRONMENT
 from rayfed.runs.environment import MachineRecord
-from rayfed.runs.hashes import changed_code, changed_data, hashes
-from rayfed.runs.preflight import find_undeclared, unreachable
+from rayfed.runs.hashes import changed_code, changed_data, hash_inputs
+from rayfed.runs.preflight import find_undeclared, find_unreachable
 from rayfed.runs.recorder import RunRecorder
-from rayfed.runs.resume import check_attacked, check_same, check_streams, finished, gpus_of_run, what_counts, with_key
+from rayfed.runs.resume import (
+    check_attacked,
+    check_same,
+    check_streams,
+    gpus_of_run,
+    is_finished,
+    select_determining_fields,
+    with_key,
+)
 from rayfed.scenario import Scenario
 from rayfed.simulation.client.server_message import Sent
 from rayfed.simulation.executors.base import Execution
@@ -32,7 +40,7 @@ from rayfed.simulation.inputs import Inputs, make_scorer, prepare_inputs
 from rayfed.simulation.progress import Progress
 from rayfed.simulation.rounds.attacks import LoadStates
 from rayfed.simulation.rounds.federation import Federation
-from rayfed.simulation.rounds.recovery import until_played
+from rayfed.simulation.rounds.recovery import rerun_until_complete
 from rayfed.simulation.rounds.round import Round
 from rayfed.simulation.small_batches import check_batches
 from rayfed.simulation.tables import RoundTables

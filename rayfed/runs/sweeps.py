@@ -13,10 +13,10 @@ from rayfed.evidence import outcomes
 from rayfed.evidence.settings import Setting, estimate_mean
 from rayfed.results.sweep_folder import TRIALS, SweepFolder
 from rayfed.runs.environment import note_environment
-from rayfed.runs.preflight import unreachable
-from rayfed.runs.resume import check_begun, check_streams, same_gpus, what_counts
+from rayfed.runs.preflight import find_unreachable
+from rayfed.runs.resume import check_begun, check_streams, same_gpus, select_determining_fields
 from rayfed.scenario import Scenario, Sweep
-from rayfed.scenario.trials import Trial, check_values, fields_of, planned
+from rayfed.scenario.trials import Trial, check_values, plan_trials, select_fields
 from rayfed.simulation.gpus import with_devices
 from rayfed.simulation.machine import check_arithmetic
 from rayfed.simulation.progress import SweepProgress

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from rayfed.data.base import Dataset
-from rayfed.data.images import Encoded, decode
+from rayfed.data.images import Encoded, decode_images
 from rayfed.data.section import UserData
 from rayfed.errors import DataError
 from rayfed.registry import build

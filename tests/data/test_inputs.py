@@ -17,8 +17,8 @@ import pytest
 from PIL import Image
 
 from rayfed.data import packing
-from rayfed.data.base import Dataset, in_memory
-from rayfed.data.images import Encoded, decode
+from rayfed.data.base import Dataset, load_in_memory
+from rayfed.data.images import Encoded, decode_images
 from rayfed.data.section import UserData
 from rayfed.errors import DataError, UserError
 from rayfed.registry import build

@@ -21,7 +21,7 @@ from rayfed import registry
 from rayfed.core.losses import PlaceCrossEntropy, attach_loss
 from rayfed.core.objective import NO_TARGET, count_overlap
 from rayfed.data.base import Dataset
-from rayfed.data.packing import pack
+from rayfed.data.packing import pack_dataset
 from rayfed.data.section import UserData
 from rayfed.data.sets.image_masks import is_given
 from rayfed.errors import DataError, UserError

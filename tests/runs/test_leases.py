@@ -28,7 +28,7 @@ from rayfed.simulation.executors.local import local
 from rayfed.simulation.progress import Progress, SweepProgress
 from rayfed.store import lease
 from rayfed.store.folder import RunFolder
-from rayfed.store.lease import holding
+from rayfed.store.lease import hold_lease
 from tests.helpers.faults import differences
 from tests.helpers.run_fixtures import Noting
 

@@ -122,7 +122,7 @@ def write_page(folder: RunFolder, template: str, page: Page, redacted: bool) -> 
         "scripts": scripts,
         "has_plot": page.explorer.x is not None and not missing_plot,
         "missing_plot": missing_plot,
-        "policy": policy(scripts),
+        "policy": make_policy(scripts),
         "series": svg.SERIES,
         "dash": svg.dash,
         "labels_given": labels_given,

@@ -22,9 +22,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import rayfed
-from rayfed.core.shipped import shipped
+from rayfed.core.shipped import find_shipped
 from rayfed.errors import UserError
-from rayfed.evidence.settings import Estimate
+from rayfed.evidence.settings import MeanEstimate
 from rayfed.metrics import roc
 from rayfed.reproductions.findings import Finding
 from rayfed.reproductions.pages import NAMES
@@ -120,7 +120,7 @@ def _part(part: dict[str, Any] | None, runs: dict[str, dict[str, Any]]) -> dict[
 def _reproduced(part: dict[str, Any], runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Return the part of a figure that a reproduction measured, and note the reproduction among the runs."""
     name = part["reproduction"]
-    own = load(shipped("reproductions") / f"{name}.yaml")
+    own = load(find_shipped("reproductions") / f"{name}.yaml")
     best = result_of(name, own, read_record(REPRODUCTIONS, name)).best
     assert best is not None
     [judgement] = [one for one in best.judgements if one.group.title == part["group"]]
@@ -148,12 +148,12 @@ def _reproduced(part: dict[str, Any], runs: dict[str, dict[str, Any]]) -> dict[s
     }
 
 
-def _estimate(finding: Finding) -> Estimate:
+def _estimate(finding: Finding) -> MeanEstimate:
     assert finding.ours is not None
     return finding.ours
 
 
-def _mean(ours: Estimate, unit: str) -> str:
+def _mean(ours: MeanEstimate, unit: str) -> str:
     """Return a mean with its interval, cut at 0, which none of these measures goes below."""
     symbol = f" {unit}" if unit == "dB" else ""
     if ours.low is None or ours.high is None:
@@ -161,7 +161,7 @@ def _mean(ours: Estimate, unit: str) -> str:
     return f"{_number(ours.mean)}{symbol} ({_number(max(ours.low, 0.0))} to {_number(ours.high)})"
 
 
-def _hits(ours: Estimate, images: int) -> str:
+def _hits(ours: MeanEstimate, images: int) -> str:
     """Return a share in per cent as a count of images, with its exact interval."""
     exact = roc.share(round(ours.mean * images / 100), images)
     return f"{_share(ours.mean, images)} ({100 * exact.low:.0f} to {100 * exact.high:.0f} %)"

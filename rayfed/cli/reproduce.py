@@ -102,7 +102,7 @@ def reproduce(
         from rayfed.core.shipped import find_shipped
         from rayfed.reproductions.reading import find, names
 
-        folder = folder or str(own if (own := Path("reproductions")).is_dir() else shipped("reproductions"))
+        folder = folder or str(own if (own := Path("reproductions")).is_dir() else find_shipped("reproductions"))
         every = [find(name, folder) for name in names(folder)]
         if what == "list":
             _list(every, keep)
@@ -113,7 +113,7 @@ def reproduce(
         if what == "all" and run is not None:
             raise UserError("--run compares one reproduction with one sweep: give the reproduction's name, not all")
         files = every if what == "all" else [find(what, folder)]
-        player = partial(sweeps.run, out=out, executor=executor, address=address, quiet=quiet)
+        player = partial(sweeps.run_in_terminal, out=out, executor=executor, address=address, quiet=quiet)
         job = _Job(size, seeds, tuple(changes or ()), run, keep, player)
         failed = []
         for path in files:
@@ -152,7 +152,7 @@ def _list(files: Sequence[Path], keep: Path | None) -> None:
             own = load(path)
             figures = sum(len(group.figures) for group in own.groups)
             rows.append((path.stem, f"{own.paper.name}, {own.paper.place}", own.title, str(figures or "none")))
-        console().print(table("", ("name", "paper", "title", "figures"), rows))
+        console().print(make_terminal_table("", ("name", "paper", "title", "figures"), rows))
         return
     for result in read_results(files, keep):
         place = f"{result.own.paper.name}, {result.own.paper.place}"
@@ -160,7 +160,7 @@ def _list(files: Sequence[Path], keep: Path | None) -> None:
             rows.append((result.name, place, one.size, verdict_text(one.paper), stale_text(one.staleness) or "current"))
         if not result.sizes:
             rows.append((result.name, place, "", NAMES[result.verdict], ""))
-    console().print(table("", ("name", "paper", "size", "verdict", "record"), rows))
+    console().print(make_terminal_table("", ("name", "paper", "size", "verdict", "record"), rows))
 
 
 def _write_pages(files: Sequence[Path], keep: Path | None) -> None:
@@ -187,7 +187,7 @@ def _reproduced(context: typer.Context, path: Path, job: _Job) -> Record:
         return record
     document = own.document(job.size, job.changes)
     search_beside(path)
-    scenario = check(document, f"{path} ({job.size})")
+    scenario = check_scenario(document, f"{path} ({job.size})")
     parts = fingerprints(document, scenario, own.compared(job.size))
     text = dump_yaml(document, width=110)
     empty = SizeRecord(text, job.changes, parts, {})
@@ -288,7 +288,7 @@ def _show(path: Path, job: _Job, record: Record) -> None:
         to.print(Text(f"With the adaptive attacker: {pages.verdict_text(one.adaptive)}", style="bold"))
     for each in one.judgements if one is not None else ():
         headings, rows = pages.rows(each)
-        to.print(table(pages.group_title(each.group), headings, rows, words=1))
+        to.print(make_terminal_table(pages.group_title(each.group), headings, rows, words=1))
         reasons = pages.reasons_text(each)
         to.print(Text(f"{pages.verdict_text(each)}{': ' if reasons else ''}{reasons}"))
     for absent in own.not_compared([job.size]):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean
 
-from rayfed.evidence.settings import Estimate, estimate
+from rayfed.evidence.settings import MeanEstimate, estimate_mean
 from rayfed.reproductions.reading import Convention, Figure, Group
 from rayfed.reproductions.records import SizeRecord, Value
 
@@ -45,9 +45,9 @@ class Finding:
     """Our mean in the other arithmetic: the paper's, or the true one if the paper's is compared."""
 
     @property
-    def ours(self) -> Estimate | None:
+    def ours(self) -> MeanEstimate | None:
         """Return our estimate; None for a curve, and if nothing was measured."""
-        return estimate([self.by_seed[seed] for seed in sorted(self.by_seed)])
+        return estimate_mean([self.by_seed[seed] for seed in sorted(self.by_seed)])
 
     @property
     def measured(self) -> bool:
@@ -153,7 +153,7 @@ def value_at(points: Points, x: float) -> float:
     return fmean(y for place, y in points if place == x)
 
 
-def tabulate_curves(findings: list[Finding], count: int = 5) -> tuple[list[float], list[list[Estimate | None]]]:
+def tabulate_curves(findings: list[Finding], count: int = 5) -> tuple[list[float], list[list[MeanEstimate | None]]]:
     """Return equally spaced x that all seeds of all curves share, and each curve's estimates there.
 
     Both are empty if the curves share no x.
@@ -168,6 +168,6 @@ def tabulate_curves(findings: list[Finding], count: int = 5) -> tuple[list[float
     for finding in findings:
         column = []
         for x in grid:
-            column.append(estimate([value_at(points, x) for points in finding.curves.values()]))
+            column.append(estimate_mean([value_at(points, x) for points in finding.curves.values()]))
         estimates.append(column)
     return grid, estimates

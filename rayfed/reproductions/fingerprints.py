@@ -19,7 +19,7 @@ from rayfed import registry
 from rayfed.reproductions.reading import Group
 from rayfed.scenario import Scenario
 from rayfed.scenario.arms import resolve
-from rayfed.scenario.trials import planned, scenario_of
+from rayfed.scenario.trials import make_trial_scenario, plan_trials
 
 ROOMS = (
     "rayfed.attacks",
@@ -51,9 +51,9 @@ def components(scenario: Scenario, groups: Sequence[Group]) -> set[tuple[str, st
     """Return (kind, name) of the components that decide the compared values, over all trials of a sweep."""
     metrics = registry.table("metrics")
     used = {("metrics", name) for group in groups for name in group.measures if name in metrics}
-    for trial in planned(scenario):
+    for trial in plan_trials(scenario):
         if trial.repeat == 0:
-            used |= _components_of(scenario_of(scenario, trial))
+            used |= _components_of(make_trial_scenario(scenario, trial))
     return used
 
 

@@ -9,7 +9,7 @@ from itertools import combinations
 from math import ceil, sqrt
 from statistics import stdev
 
-from rayfed.evidence.settings import CONFIDENCE, Estimate, estimate
+from rayfed.evidence.settings import CONFIDENCE, MeanEstimate, estimate_mean
 from rayfed.reproductions.findings import Finding, gaps
 from rayfed.reproductions.kinds import Attacker, Comparison, Direction
 from rayfed.reproductions.reading import Group
@@ -84,7 +84,7 @@ class PairJudgement:
     high: str
     paper: float
     """Difference in the paper."""
-    gap: Estimate | None
+    gap: MeanEstimate | None
     """Our difference, the high figure minus the low one, paired by seed; None without a common seed."""
     state: PairState
     seeds: int | None = None
@@ -206,7 +206,7 @@ def _pairs(group: Group, measured: Sequence[Finding]) -> list[tuple[Finding, Fin
 def _judge_pair(group: Group, low: Finding, high: Finding) -> PairJudgement:
     paper = high.paper - low.paper
     values = gaps(low, high)
-    gap = estimate(values)
+    gap = estimate_mean(values)
     if gap is None:
         state = PairState.NO_OVERLAP if low.curves else PairState.UNDECIDED
         return PairJudgement(low.label, high.label, paper, None, state)
@@ -218,7 +218,7 @@ def _judge_pair(group: Group, low: Finding, high: Finding) -> PairJudgement:
     return PairJudgement(low.label, high.label, paper, gap, state, seeds)
 
 
-def _order_gap(gap: Estimate, tolerance: float) -> tuple[PairState, float]:
+def _order_gap(gap: MeanEstimate, tolerance: float) -> tuple[PairState, float]:
     """Return the state of a difference that is positive in the paper, and the half interval that would decide it.
 
     An interval within the tolerance has no difference as large as the paper's, unless it is beyond zero on the right
@@ -235,7 +235,7 @@ def _order_gap(gap: Estimate, tolerance: float) -> tuple[PairState, float]:
     return (PairState.REVERSED if -gap.mean > half else PairState.UNDECIDED), target
 
 
-def _compare_gap(gap: Estimate, paper: float, tolerance: float) -> tuple[PairState, float]:
+def _compare_gap(gap: MeanEstimate, paper: float, tolerance: float) -> tuple[PairState, float]:
     """Return the state of a difference compared with the paper's, and the half interval that would decide it."""
     half, off = _half(gap), abs(gap.mean - paper)
     target = max(off, 2 * tolerance)
@@ -278,6 +278,6 @@ def _judge_pairs(compare: Comparison, pairs: Sequence[PairJudgement], complete: 
     return Verdict.SAME_ORDER
 
 
-def _half(value: Estimate) -> float:
+def _half(value: MeanEstimate) -> float:
     """Return half the width of the 95 % interval; 0 for a single seed."""
     return 0.0 if value.high is None else value.high - value.mean

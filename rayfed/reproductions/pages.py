@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rayfed.evidence.settings import Estimate
+from rayfed.evidence.settings import MeanEstimate
 from rayfed.metrics.measures import MEASURES
 from rayfed.report.text.formats import NONE
 from rayfed.reproductions.findings import Finding, tabulate_curves
@@ -339,7 +339,7 @@ def _ours(group: Group, finding: Finding) -> str:
     return f"{_number(ours)} ({finding.also:.4g} {other})"
 
 
-def _number(ours: Estimate) -> str:
+def _number(ours: MeanEstimate) -> str:
     half = "" if ours.high is None else f" ± {ours.high - ours.mean:.2g}"
     return f"{ours.mean:.4g}{half}"
 

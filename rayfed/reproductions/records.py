@@ -22,7 +22,7 @@ from rayfed.errors import RunError, ScenarioError
 from rayfed.reproductions.fingerprints import fingerprints
 from rayfed.reproductions.kinds import Size
 from rayfed.reproductions.reading import Reproduction
-from rayfed.scenario import check
+from rayfed.scenario import check_scenario
 
 Value = float | tuple[tuple[float, float], ...]
 """Our value of a figure: a number, or the points (x, y) of a curve."""
@@ -124,7 +124,7 @@ def find_changes(own: Reproduction, size: Size, kept: SizeRecord) -> Staleness:
 def fingerprints_of(own: Reproduction, size: Size, changes: tuple[str, ...]) -> dict[str, str]:
     """Return the fingerprints of a reproduction at a size with the present code."""
     document = own.document(size, changes)
-    return fingerprints(document, check(document, f"{own.title} ({size})"), own.compared(size))
+    return fingerprints(document, check_scenario(document, f"{own.title} ({size})"), own.compared(size))
 
 
 def made_with() -> str:

@@ -559,7 +559,7 @@ def test_the_rooms_whose_code_counts_exist() -> None:
 
 
 def test_components_of_all_trials_count() -> None:
-    scenario = check({**SCENARIO, "sweep": {"fields": {"model": [{"name": "mlp"}, {"name": "lenet"}]}}}, "")
+    scenario = check_scenario({**SCENARIO, "sweep": {"fields": {"model": [{"name": "mlp"}, {"name": "lenet"}]}}}, "")
     used = components(scenario, [group()])
     assert {("models", "mlp"), ("models", "lenet"), ("metrics", "psnr"), ("attacks", "idlg")} <= used
     assert fingerprints(SCENARIO, scenario, [group()])["models.lenet"] == hash_component("rayfed.models.lenet:LeNet")
@@ -595,7 +595,7 @@ OURS = names(str(REPOSITORY / "reproductions"))
 def test_ours_can_be_played(name: str) -> None:
     own = load(REPOSITORY / "reproductions" / f"{name}.yaml")
     for size in Size if own.scenario is not None else ():
-        scenario = check(own.document(size), name)
+        scenario = check_scenario(own.document(size), name)
         compared = own.compared(size)
         arms = {figure.where["arm"] for part in compared for figure in part.figures if "arm" in figure.where}
         assert arms <= set(scenario.played)

@@ -287,10 +287,10 @@ class RayExecutor:
         for pool, size in ((self._clients, after.clients), (self._attackers, after.attackers)):
             if pool:
                 pool.resize(size, after.nodes)
-        if self._shared and is_awaited():
-            for pool in (self._clients, self._attackers):
-                if pool:
-                    pool.give_place()
+        if self._shared:
+            awaited = is_awaited()
+            for pool in filter(None, (self._clients, self._attackers)):
+                pool.lend(awaited)
 
     def _free_attacker(self) -> None:
         self._make_room(self._attackers, "attacker")

@@ -85,6 +85,8 @@ class Workers:
         """Number of actors that have died so far."""
         self.halvings = 0
         """Number of times that the number of working actors was halved because memory was short."""
+        self._lent = 0
+        """Number of actors that the pool does not start, because another run needs room."""
         self._failed_starts = 0
         self._ahead = Running(())
         """Calls of the last `run` with `ahead` whose results were not read yet."""
@@ -92,8 +94,11 @@ class Workers:
 
     @property
     def abreast(self) -> int:
-        """Return how many actors of the pool may work at once, which is halved each time memory runs short."""
-        return max(1, self._size >> self.halvings)
+        """Return how many actors of the pool may work at once.
+
+        The number is halved each time memory runs short, and smaller while another run needs room (`lend`).
+        """
+        return max(1, min(self._size - self._lent, self._size >> self.halvings))
 
     def resize(self, size: int, nodes: Collection[str]) -> None:
         """Change the pool to `size` actors, and note the cluster's present `nodes`.
@@ -104,6 +109,20 @@ class Workers:
         if size != self._size:
             self._size = size
             self._fill()
+
+    def lend(self, awaited: bool) -> None:
+        """End one more started actor, and all that wait for room, if another run needs room; otherwise start all.
+
+        The actor with the reserved share stays. Calls of ended actors are repeated.
+        """
+        if awaited:
+            missing = self._size - len(self._up())
+            self._lent = min(self._size - 1, max(self._lent, missing) + 1)
+        elif self._lent:
+            self._lent = 0
+        else:
+            return
+        self._fill()
 
     def wait(self) -> None:
         """Wait until all actors have started. Raises `ResourceError` if no actor starts within `START_TIMEOUT`.
@@ -314,7 +333,7 @@ class Workers:
 
         Returns whether any was ended. The next `run` starts them again.
         """
-        up = sorted(self._up(), key=lambda slot: (slot != self._holder, slot))
+        up = sorted(self._up())
         kept = up[:-1] or up
         given = [slot for slot in self._actors if slot not in kept]
         for slot in given:

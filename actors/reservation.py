@@ -24,7 +24,7 @@ _PREFIX = "rayfed-run-"
 """Start of the names of the placement groups of runs, after which a random part follows."""
 _WAITING = {"PENDING", "RESCHEDULING"}
 """States of placement groups without a place on the cluster."""
-_LOOK = 2.0
+_LOOK = 2
 """Seconds between checks of the cluster while a run waits for its reservation."""
 
 

@@ -136,4 +136,4 @@ def test_values_that_change_between_rounds_end_the_trial(ray_session: None, tmp_
         run_config=tune.RunConfig(storage_path=str(tmp_path), verbose=0),
     )
     errors = tuner.fit().errors
-    assert [type(error.cause) for error in errors] == [RunError]
+    assert {type(error.cause) for error in errors} == {RunError}

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from actors.process import Arrival, ResourceShare
 from rayfed.simulation.machine import Machine
@@ -34,11 +34,7 @@ class ActorPool:
             actor = self._idle[key].pop()
             return actor, actor.renew.remote(share, *arguments)
         remote: Any = ray.remote(kind)
-        where = NodeAffinitySchedulingStrategy(share.node, soft=True) if share.node else None
-        options: dict[str, Any] = {"num_cpus": share.num_cpus, "num_gpus": share.num_gpus, "scheduling_strategy": where}
-        if share.labels:
-            options["label_selector"] = dict(share.labels)
-        actor = remote.options(**options).remote(share, *arguments)
+        actor = remote.options(**_options(share)).remote(share, *arguments)
         self._kinds[actor] = key
         self._asked.append(actor.arrive.remote(share))
         return actor, self._asked[-1]
@@ -59,3 +55,17 @@ class ActorPool:
         else:
             del self._kinds[actor]
             ray.kill(actor)
+
+
+def _options(share: ResourceShare) -> dict[str, Any]:
+    """Return Ray's options of an actor: its resources, and where it may be."""
+    options: dict[str, Any] = {"num_cpus": share.num_cpus, "num_gpus": share.num_gpus, "scheduling_strategy": None}
+    if share.place:
+        group, bundle = share.place
+        options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, bundle)
+        return options  # the bundle has the labels
+    if share.node:
+        options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(share.node, soft=True)
+    if share.labels:
+        options["label_selector"] = dict(share.labels)
+    return options

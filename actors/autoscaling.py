@@ -17,8 +17,9 @@ def asking(most: Allotment) -> Iterator[None]:
     A cluster keeps only the latest request of all drivers, even after that driver was killed.
     """
     shares = [most.client] * most.clients + [most.attacker] * most.attackers
-    bundles = [{"CPU": share.num_cpus} | ({"GPU": share.num_gpus} if share.num_gpus else {}) for share in shares]
-    request_resources(bundles=bundles, bundle_label_selectors=[dict(share.labels) for share in shares])
+    request_resources(
+        bundles=[share.resources for share in shares], bundle_label_selectors=[dict(share.labels) for share in shares]
+    )
     try:
         yield
     finally:

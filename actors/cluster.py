@@ -8,9 +8,10 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from math import ceil, floor
+from math import floor
 from types import MappingProxyType
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 import ray
 
@@ -18,7 +19,7 @@ from actors import local_ray, raylet
 from actors.process import ResourceShare
 from actors.ray_errors import in_words_for_people
 from actors.shipping import runtime_env
-from rayfed.errors import ResourceError
+from rayfed.errors import ResourceError, UserError
 from rayfed.scenario import Actors, Scenario
 from rayfed.scenario.sections import Resources
 from rayfed.simulation.gpus import KINDS, gpus_here, with_devices
@@ -50,6 +51,18 @@ def connected(address: str | None, scenario: Scenario) -> Iterator[None]:
         signal.signal(signal.SIGTERM, on_sigterm)  # with Ray's handler, a killed run would count as failed
     with nullcontext() if there else local_ray.ending(), in_words_for_people(), raylet.watched():
         yield
+
+
+def check_address(address: str | None) -> None:
+    """Raise `UserError` for an address of Ray's client (`ray://`), which connects to no node of the cluster.
+
+    The driver needs the object store and the raylet of its node.
+    """
+    if address and urlsplit(address).scheme == "ray":
+        raise UserError(
+            f"--address {address}: the driver has to run on a node of the cluster, and Ray's client (ray://) has no "
+            "node: start rayfed on a node with `--address auto`, or submit it from here with `ray job submit`"
+        )
 
 
 def available_gpus(address: str | None, scenario: Scenario) -> dict[str, int]:
@@ -282,12 +295,11 @@ class _Free:
         if share.num_cpus:
             taken = min(taken, _times(self.cpus, share.num_cpus))
         if share.num_gpus:
-            gpus, each = ceil(share.num_gpus), min(share.num_gpus, 1.0)
-            rooms = [_times(left, each) for left in self.gpus]
-            taken = min(taken, sum(rooms) // gpus)
-            parts = taken * gpus
+            rooms = [_times(left, share.num_gpus) for left in self.gpus]
+            taken = min(taken, sum(rooms))
+            parts = taken
             for i, room in enumerate(rooms):
-                self.gpus[i] -= min(room, parts) * each
+                self.gpus[i] -= min(room, parts) * share.num_gpus
                 parts -= min(room, parts)
         self.cpus -= taken * share.num_cpus
         return taken

@@ -13,15 +13,16 @@ import ray
 import torch
 from ray.exceptions import RayTaskError
 
-from actors import transport
+from actors import local_ray, transport
 from actors.actor_pool import ActorPool
 from actors.attacker import AttackerActor
 from actors.autoscaling import asking
 from actors.client import ClientActor
-from actors.cluster import Allotment, alive, allot, available_gpus, check, connected, wanted
+from actors.cluster import Allotment, alive, allot, available_gpus, check, check_address, connected, wanted
 from actors.packing import with_shares
 from actors.process import ResourceShare
 from actors.ray_errors import original, telling_losses
+from actors.reservation import Reservation, is_awaited, reserving
 from actors.servers import InDriver, OnActor, Serving, only_adds
 from actors.workers import Workers, wait_for
 from rayfed.core.memory import explain_memory_errors
@@ -55,16 +56,24 @@ class RayExecution:
             calls = count_calls(scenario, len(inputs.data.test_labels))
             scenario = with_shares(inputs, progress.note)
             room, in_driver = partial(allot, scenario, *calls), not self.address and only_adds(inputs)
-            check(room(None), list(alive().values()))
+            first = room(None)
+            check(first, list(alive().values()))
+            # no other run uses a Ray that this process has started
+            reservation = nullcontext(None) if local_ray.is_own() else reserving(first, progress.note)
             with (
                 asking(wanted(scenario, *calls)) if self.address else nullcontext(),
-                _closing(RayExecutor(room, ActorPool(), progress.note, in_driver), keep=False) as executor,
+                reservation as reserved,
+                _closing(RayExecutor(room, ActorPool(), progress.note, in_driver, reserved), keep=False) as executor,
             ):
                 yield executor
 
 
 def on_ray(address: str | None = None) -> RayExecution:
-    """Return a function that opens executors on Ray: a connected cluster, the one at `address`, or a new local Ray."""
+    """Return a function that opens executors on Ray: a connected cluster, the one at `address`, or a new local Ray.
+
+    Raises `UserError` for an address of Ray's client.
+    """
+    check_address(address)
     return RayExecution(address)
 
 
@@ -123,16 +132,18 @@ class RayExecutor:
         actor_pool: ActorPool,
         note: Callable[[str], None],
         in_driver: bool = False,
+        reservation: Reservation | None = None,
     ) -> None:
         """Initialise with the allotment that `room` returns; the actors start later.
 
         `room` is called with the last allotment when the cluster may have changed. With `in_driver`, the server is in
-        this process instead of an actor.
+        this process instead of an actor. With a reservation, other runs may use the cluster, too.
         """
         transport.register()
         self._room, self._actor_pool, self._note = room, actor_pool, note
         self._allotment, self._looked = room(None), monotonic()
-        self._in_driver = in_driver
+        self._in_driver, self._shared = in_driver, reservation is not None
+        self._reserved = reservation or Reservation()
         self._server: Serving | None = None
         self._clients: Workers | None = None
         self._attackers: Workers | None = None
@@ -173,6 +184,7 @@ class RayExecutor:
             self._allotment.client,
             (inputs.scenario, *shared),
             self._free_attacker,
+            self._reserved.client,
         )
         self._clients.wait()
         if self._clients.losses:
@@ -194,7 +206,8 @@ class RayExecutor:
         if self._in_driver:
             self._server = InDriver(self._allotment.server.threads, roles, saved)
         else:
-            self._server = OnActor(self._actor_pool, self._allotment.server, roles, saved)
+            share = self._reserved.server or self._allotment.server
+            self._server = OnActor(self._actor_pool, share, roles, saved)
 
     def run_clients(self, calls: Sequence[Call]) -> Iterator[Done]:
         """Run calls on client actors, and yield each result as the call ends."""
@@ -249,13 +262,21 @@ class RayExecutor:
                 self._allotment.attacker,
                 self._attackers_made_of,
                 self._free_client,
+                self._reserved.attacker,
             )
         return self._attackers
 
     def _workers(
-        self, kind: type, size: int, share: ResourceShare, args: tuple[Any, ...], make_room: Callable[[], None]
+        self,
+        kind: type,
+        size: int,
+        share: ResourceShare,
+        args: tuple[Any, ...],
+        make_room: Callable[[], None],
+        reserved: ResourceShare | None,
     ) -> Workers:
-        return Workers(self._actor_pool, size, kind, share, *args, make_room=make_room, look=self._look)
+        made_of = kind, share, *args
+        return Workers(self._actor_pool, size, *made_of, make_room=make_room, look=self._look, reserved=reserved)
 
     def _look(self, lost: bool) -> None:
         """Adapt the number of actors to the cluster, periodically and after a loss."""
@@ -268,6 +289,10 @@ class RayExecutor:
         for pool, size in ((self._clients, after.clients), (self._attackers, after.attackers)):
             if pool:
                 pool.resize(size, after.nodes)
+        if self._shared:
+            awaited = is_awaited()
+            for pool in filter(None, (self._clients, self._attackers)):
+                pool.lend(awaited)
 
     def _free_attacker(self) -> None:
         self._make_room(self._attackers, "attacker")

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import ray
 import torch
+from ray.util.placement_group import PlacementGroup
 
 from actors import transport
 from rayfed.core.memory import keep_within
@@ -36,6 +37,8 @@ class ResourceShare:
     """Ray's identifier of the preferred node. Empty: any node."""
     labels: tuple[tuple[str, str], ...] = ()
     """Labels that the node must have. It must not have a value that is written with `!`."""
+    place: tuple[PlacementGroup, int] | None = None
+    """Placement group with the reserved room, and the index of the bundle. None: any free room."""
 
     def __str__(self) -> str:
         return f"{self.num_cpus:g} CPU" + (f" and {self.num_gpus:g} GPU" if self.num_gpus else "")
@@ -44,6 +47,11 @@ class ResourceShare:
     def threads(self) -> int:
         """Return the number of PyTorch threads of the actor, which affects the order of sums in convolutions."""
         return max(1, ceil(self.num_cpus))
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """Return the CPUs and GPUs, as Ray names them, without those that are 0."""
+        return {name: value for name, value in (("CPU", self.num_cpus), ("GPU", self.num_gpus)) if value}
 
     def may_be_on(self, labels: Mapping[str, str]) -> bool:
         """Return whether the actor may be placed on a node with the given labels."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyarrow.fs import FSSpecHandler, PyFileSystem
@@ -15,7 +16,7 @@ from ray import tune
 from ray.tune.experiment import Trial as TuneTrial
 from ray.tune.schedulers import ASHAScheduler, MedianStoppingRule, TrialScheduler
 
-from actors.cluster import alive, allot_trial, available_gpus, check, connected
+from actors.cluster import alive, allot_trial, available_gpus, check, check_address, connected
 from actors.executor import TrialExecution
 from actors.packing import with_measured_shares
 from actors.trackers import trackers
@@ -25,7 +26,7 @@ from rayfed.results.sweep_folder import TRIALS
 from rayfed.runs import runner
 from rayfed.runs.sweeps import SweepExecution, SweepRecorder, get_sweep_section, make_trials, measure_objectives
 from rayfed.scenario import Scenario, Sweep
-from rayfed.scenario.trials import Trial, make_trial_scenario
+from rayfed.scenario.trials import Trial, column_names, scenario_of
 
 if TYPE_CHECKING:
     from ray.tune.search.optuna import OptunaSearch
@@ -67,7 +68,11 @@ class TuneExecution:
 
 
 def on_tune(address: str | None = None) -> SweepExecution:
-    """Return a function that runs sweeps on Ray: a connected cluster, the one at `address`, or a new local Ray."""
+    """Return a function that runs sweeps on Ray: a connected cluster, the one at `address`, or a new local Ray.
+
+    Raises `UserError` for an address of Ray's client.
+    """
+    check_address(address)
     return TuneExecution(address)
 
 
@@ -77,7 +82,7 @@ def _tuner(scenario: Scenario, recorder: SweepRecorder, callback: _Recording) ->
     planned = recorder.trials is not None
     return tune.Tuner(
         with_actors(_trainable(scenario, recorder), allot_trial(scenario)),
-        param_space={"trial": tune.grid_search(recorder.settings)} if planned else None,
+        param_space=space(scenario, recorder.settings) if planned else None,
         tune_config=tune.TuneConfig(
             search_alg=None if planned else _search(recorder),
             scheduler=scheduler(section, scenario.federation.rounds),
@@ -112,8 +117,17 @@ def _search(recorder: SweepRecorder) -> OptunaSearch:
 
     from rayfed.runs.sweep_search import STUDY
 
-    found = recorder.search()
-    return OptunaSearch(
+    found, scenario = recorder.search(), recorder.scenario
+
+    class Suggesting(OptunaSearch):
+        """Search by Optuna whose suggestions have the same columns as planned trials."""
+
+        def suggest(self, trial_id: str) -> dict[str, Any] | None:
+            """Return the columns of the next setting."""
+            suggested = super().suggest(trial_id)
+            return None if suggested is None else columns(scenario, suggested)
+
+    return Suggesting(
         found.setting,
         metric=list(get_sweep_section(recorder.scenario).objectives),
         mode=[direction.name[:3].lower() for direction in found.study.directions],
@@ -132,7 +146,7 @@ def _trainable(scenario: Scenario, recorder: SweepRecorder) -> Any:
         prepare_process(places)
         played = []
         try:
-            for one in _repeats(config):
+            for one in _repeats(scenario, config):
                 run = folder.trial(f"{TRIALS}/{one.name}")
                 execution = TrialExecution(allotment, own_actor_pool())
                 runner.launch_in(run, make_trial_scenario(scenario, one), execution, Reporter())
@@ -158,13 +172,13 @@ class _Recording(tune.Callback):
 
     def on_trial_complete(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **_: Any) -> None:
         """Record that a trial has finished, failed, or been stopped by a scheduler."""
-        self._recorder.end(_repeats(trial.config), (trial.last_result or {}).get("error"))
+        self._recorder.end(_repeats(self._recorder.scenario, trial.config), (trial.last_result or {}).get("error"))
 
     def on_trial_error(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **_: Any) -> None:
         """Record that a trial's process has died, with Ray's error message."""
         error = trial.get_error()  # None if Tune knows only that the process is gone
         said = str(getattr(error, "cause", None) or error) if error else "the trial's process died repeatedly"
-        self.lost.append((_repeats(trial.config), said))
+        self.lost.append((_repeats(self._recorder.scenario, trial.config), said))
 
     def give_up(self) -> None:
         """Record the trials whose process has died too often as failed."""
@@ -172,9 +186,35 @@ class _Recording(tune.Callback):
             self._recorder.end(repeats, error)
 
 
-def _repeats(config: dict[str, Any]) -> list[Trial]:
-    """Return the trials of rayfed that one trial of Tune runs."""
-    return make_trials(config.get("trial", config))
+def space(scenario: Scenario, settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return Tune's search space of planned trials: a column for each swept field, None if the arm lacks the field."""
+    planned = {}
+    for setting in settings:
+        [repeat] = setting["repeats"]
+        name = Trial(setting["index"], setting["arm"], setting["values"], repeat).name
+        planned[name] = columns(scenario, setting) | {"repeat": repeat}
+    names = {column: None for config in planned.values() for column in config}
+    return {"trial": tune.grid_search(list(planned))} | {
+        column: tune.sample_from(partial(_value, planned, column)) for column in names
+    }
+
+
+def _value(planned: Mapping[str, Mapping[str, Any]], column: str, spec: Any) -> Any:
+    return planned[spec["config"]["trial"]].get(column)
+
+
+def columns(scenario: Scenario, setting: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns that trackers show for a setting of a sweep."""
+    names = column_names(scenario, setting["arm"])
+    values = {names[path]: value for path, value in setting["values"].items()}
+    return values | {"setting": setting["index"], "arm": setting["arm"]}
+
+
+def _repeats(scenario: Scenario, config: Mapping[str, Any]) -> list[Trial]:
+    """Return the trials of rayfed that one trial of Tune runs, from its columns. Without a repeat, it runs all."""
+    values = {path: config[name] for path, name in column_names(scenario, config["arm"]).items()}
+    repeats = [config["repeat"]] if "repeat" in config else list(range(swept(scenario).repeats))
+    return trials_of({"index": config["setting"], "arm": config["arm"], "values": values, "repeats": repeats})
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from ray.exceptions import ObjectLostError, RayTaskError
 from actors import standings
 from actors.actor_pool import ActorPool
 from actors.calls import Running, Started, Waiting
+from actors.process import ResourceShare
 from actors.ray_errors import DEATHS, Loss, brief, loss_of, original
 from actors.transport import Held
 from rayfed.errors import ResourceError
@@ -29,6 +30,9 @@ START_TIMEOUT = 900.0
 
 LISTENING = 1.0
 """Seconds between reads of the progress of searches."""
+
+OTHERS = 10.0
+"""Seconds that a run with reserved room waits for its next actor before it begins with those that have started."""
 
 PATIENCE = 30.0
 """Seconds after which a pool without actors asks another pool to make room."""
@@ -55,14 +59,20 @@ class Workers:
         *made_of: Any,
         make_room: Callable[[], None] = lambda: None,
         look: Callable[[bool], None] = lambda lost: None,
+        reserved: ResourceShare | None = None,
     ) -> None:
         """Start `size` actors; `made_of` are the arguments of `ActorPool.acquire`.
+
+        One of the actors has the share `reserved`, if given. The others may have to wait for room until another run
+        ends, so nothing waits for them.
 
         `make_room` is called if actors have died and none starts. `look` is called repeatedly while calls run, with
         True if an actor was lost. It may call `resize`.
         """
         self._actor_pool, self._size, self._made_of, self._make_room = actor_pool, size, made_of, make_room
-        self._look = look
+        self._look, self._reserved = look, reserved
+        self._holder: int | None = None
+        """The actor with the reserved share, which is ended last."""
         self._numbers = count()
         self._actors: dict[int, ActorHandle[Any]] = {}
         self._starting: dict[ray.ObjectRef[Any], int] = {}
@@ -75,6 +85,8 @@ class Workers:
         """Number of actors that have died so far."""
         self.halvings = 0
         """Number of times that the number of working actors was halved because memory was short."""
+        self._lent = 0
+        """Number of actors that the pool does not start, because another run needs room."""
         self._failed_starts = 0
         self._ahead = Running(())
         """Calls of the last `run` with `ahead` whose results were not read yet."""
@@ -82,8 +94,11 @@ class Workers:
 
     @property
     def abreast(self) -> int:
-        """Return how many actors of the pool may work at once, which is halved each time memory runs short."""
-        return max(1, self._size >> self.halvings)
+        """Return how many actors of the pool may work at once.
+
+        The number is halved each time memory runs short, and smaller while another run needs room (`lend`).
+        """
+        return max(1, min(self._size - self._lent, self._size >> self.halvings))
 
     def resize(self, size: int, nodes: Collection[str]) -> None:
         """Change the pool to `size` actors, and note the cluster's present `nodes`.
@@ -95,13 +110,34 @@ class Workers:
             self._size = size
             self._fill()
 
+    def lend(self, awaited: bool) -> None:
+        """End one more started actor, and all that wait for room, if another run needs room; otherwise start all.
+
+        The actor with the reserved share stays. Calls of ended actors are repeated.
+        """
+        if awaited:
+            missing = self._size - len(self._up())
+            self._lent = min(self._size - 1, max(self._lent, missing) + 1)
+        elif self._lent:
+            self._lent = 0
+        else:
+            return
+        self._fill()
+
     def wait(self) -> None:
         """Wait until all actors have started. Raises `ResourceError` if no actor starts within `START_TIMEOUT`.
 
-        An actor that dies while starting is replaced. An error while starting is raised.
+        With a reserved share, wait for the others only as long as one of them starts every `OTHERS` seconds. An actor
+        that dies while starting is replaced. An error while starting is raised.
         """
         while self._starting:
-            self._started(self._first_start())
+            if not (self._reserved and self._up()):
+                self._started(self._first_start())
+                continue
+            there, _ = ray.wait([*self._starting], num_returns=1, timeout=OTHERS)
+            if not there:
+                return
+            self._started(there[0])
 
     def run(self, calls: Sequence[Call], hear: Hear | None = None, ahead: bool = False) -> Iterator[Done]:
         """Run calls on the actors, and return an iterator over finished calls, each with its result.
@@ -321,12 +357,18 @@ class Workers:
         Actors that are still starting end first, then those whose node is gone.
         """
         starting = set(self._starting.values())
-        best = sorted(self._actors, key=lambda n: (n in starting, self._nodes.get(n) not in self._alive, n))
+        best = sorted(
+            self._actors,
+            key=lambda n: (n != self._holder, n in starting, self._nodes.get(n) not in self._alive, n),
+        )
         for slot in best[self.abreast :]:
             self._end(slot)
         while len(self._actors) < self.abreast:
-            slot = next(self._numbers)
-            self._actors[slot], ready = self._actor_pool.acquire(*self._made_of)
+            slot, made_of = next(self._numbers), self._made_of
+            if self._reserved and self._holder not in self._actors:
+                kind, _, *arguments = made_of
+                self._holder, made_of = slot, (kind, self._reserved, *arguments)
+            self._actors[slot], ready = self._actor_pool.acquire(*made_of)
             self._starting[ready] = slot
 
     def _end(self, slot: int) -> None:

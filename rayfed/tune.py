@@ -14,8 +14,9 @@ def trainable(scenario: Scenario) -> Callable[[dict[str, Any]], None]:
 
     Tune's `config` maps paths of fields, such as `training.lr`, to values. Each round reports `rounds` (completed so
     far), `train_loss`, `test_loss`, `test_accuracy`, and the mean `psnr`, `ssim` and `label_accuracy` of all attacks so
-    far. With several arms, names have the form `ARM/psnr`. The run folder is `run` in the trial's directory. A trial
-    that Tune restarts continues after its last complete round.
+    far. With several arms, names have the form `ARM/psnr`. Each report has the run folder as its checkpoint. A trial
+    that Tune restores continues after the checkpoint's round. Values cannot change between rounds, so a trial fails
+    with an error if `PopulationBasedTraining` changes them.
     """
     made: Callable[[dict[str, Any]], None] = load_entry_point("ray", "trainable")(scenario)
     return made

@@ -31,6 +31,12 @@ def get_field(document: dict[str, Any], path: str) -> Any:
     return holder[place[-1]]
 
 
+def place_of(document: dict[str, Any], path: str) -> Place:
+    """Return the keys and indices of a document's field at a path such as `training.lr`, written as for `put`."""
+    _, place = _find(document, path.split("."), ())
+    return place
+
+
 def _find(place: Any, keys: Sequence[str], passed: Place) -> tuple[_Holder, Place]:
     """Return the section or list that contains the last of `keys`, and the full path, which starts with `passed`."""
     key, rest = _first(place, keys, passed)

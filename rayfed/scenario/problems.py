@@ -306,9 +306,10 @@ def _of_federation(s: Scenario) -> Iterator[Problem]:
         )
         yield Problem(path=("resources", "server", "num_gpus"), message=message)
     for kind, actors in (("clients", s.resources.clients), ("attackers", s.resources.attackers)):
-        if actors.num_gpus != "auto" and actors.num_gpus > 1 and actors.num_gpus % 1:
+        if actors.num_gpus != "auto" and actors.num_gpus > 1:
             message = (
-                f"found {actors.num_gpus:g}; above 1, Ray accepts only whole numbers; give a whole number, or at most 1"
+                f"found {actors.num_gpus:g}, but one actor computes on one GPU; give at most 1. Several GPUs are used "
+                "by several actors"
             )
             yield Problem(path=("resources", kind, "num_gpus"), message=message)
     for rule in (arm.aggregation or s.federation.aggregation for arm in s.played.values()):

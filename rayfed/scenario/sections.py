@@ -294,9 +294,9 @@ class Actors(Section):
     clients without an attack, 0.5 for clients and attackers, 0 for the server. Attackers that share no CPU and no GPU
     with clients run a round's attacks while the clients train."""
     num_gpus: Annotated[float, Field(ge=0)] | Literal["auto"] = "auto"
-    """GPUs per actor: a fraction below 1, or a whole number. 0: CPU. `auto`: CPU if PyTorch (in a cluster: Ray) has no
-    GPU; otherwise one actor of each kind measures its memory on a GPU, and as many actors share a GPU as fit. Results
-    do not depend on the number of actors."""
+    """GPUs per actor: a fraction, or 1 for a whole GPU. 0: CPU. `auto`: CPU if PyTorch (in a cluster: Ray) has no GPU;
+    otherwise one actor of each kind measures its memory on a GPU, and as many actors share a GPU as fit. Results do not
+    depend on the number of actors."""
     labels: dict[_LabelName, _LabelValue] = {}
     """Labels that a node needs for these actors, set with `ray start --labels`. Default: none, any node. If only one of
     clients and attackers has labels, the other kind is not placed on the labelled nodes."""

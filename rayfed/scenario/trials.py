@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -11,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from rayfed.errors import ScenarioError
-from rayfed.scenario.paths import set_field
-from rayfed.scenario.reading import check_scenario
+from rayfed.scenario.paths import place_of, put
+from rayfed.scenario.reading import check
 from rayfed.scenario.sections import Scenario
 from rayfed.scenario.sweep import Range, Sweep
 
@@ -110,6 +111,31 @@ def make_trial_scenario(scenario: Scenario, trial: Trial) -> Scenario:
 def select_fields(scenario: Scenario, arm: str) -> dict[str, list[Any] | Range]:
     """Return the swept fields that affect an arm, by path: fields of this arm, and fields of all arms."""
     return {path: v for path, v in _sweep(scenario).fields.items() if scenario.owner_of(path)[0] in (None, arm)}
+
+
+def column_names(scenario: Scenario, arm: str) -> dict[str, str]:
+    """Return a short name of each swept field of an arm, such as `gaussian.sigma`, by the field's path.
+
+    Fields with the same short name keep their paths. Names have no slashes, which Ray Tune interprets as nesting.
+    """
+    document = scenario.model_dump(mode="json")
+    names = {path: _short_name(scenario, document, path) for path in fields_of(scenario, arm)}
+    number = Counter(names.values())
+    return {path: (name if number[name] == 1 else path).replace("/", "|") for path, name in names.items()}
+
+
+def _short_name(scenario: Scenario, document: dict[str, Any], path: str) -> str:
+    """Return a field's path within its arm, in which the label or name of a list entry replaces list and index."""
+    arm, rest = scenario.owner_of(path)
+    held: Any = document if arm is None else document["arms"][arm]
+    words: list[str] = []
+    for key in place_of(held, rest):
+        held = held[key]
+        if isinstance(key, int):
+            words[-1] = held.get("label") or held["name"]
+        else:
+            words.append(key)
+    return ".".join(words)
 
 
 def _sweep(scenario: Scenario) -> Sweep:

@@ -39,8 +39,9 @@ from rayfed.errors import LeaseError, RunError
 from rayfed.store.files import Files
 from rayfed.store.history import newest_driver
 
-_FOLDER = "lease"
-CLAIM = f"{_FOLDER}/0"
+FOLDER = "lease"
+"""Subfolder with the leases."""
+CLAIM = f"{FOLDER}/0"
 """File that marks the folder as created; its creator owns the folder."""
 RENEWAL = 10.0
 """Seconds between renewals."""
@@ -215,7 +216,7 @@ def _renewed(lease: Lease, mine: Holder) -> Iterator[None]:
 
 def _newest(files: Files) -> int:
     """Return the number of the latest lease, or 0 if there is none."""
-    return max((int(match[1]) for name in files.files(_FOLDER) if (match := _NAME.fullmatch(name))), default=0)
+    return max((int(match[1]) for name in files.files(FOLDER) if (match := _NAME.fullmatch(name))), default=0)
 
 
 def _holder(files: Files, number: int) -> Holder:
@@ -226,7 +227,7 @@ def _holder(files: Files, number: int) -> Holder:
 
 
 def _file(number: int) -> str:
-    return f"{_FOLDER}/{number}.json"
+    return f"{FOLDER}/{number}.json"
 
 
 def _process(pid: int) -> str | None:

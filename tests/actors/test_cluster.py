@@ -6,11 +6,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from rayfed import load
+from rayfed import scenario as scenarios
+from rayfed.runs import runner
+from rayfed.simulation.executors.local import local
+from rayfed.simulation.progress import Progress
+from tests.helpers import faults
 from tests.helpers.cluster_fixtures import AUTOSCALING, NODES, document, environment, finished, free_port, head, rayfed
 from tests.helpers.run_fixtures import assert_same_bits, weights
 
@@ -78,6 +84,26 @@ def test_several_nodes_give_the_same_bits_and_are_sent_the_users_code(address: s
     assert len(set(nodes)) == 2
     for file in {*modules, *helpers}:
         assert "runtime_resources/py_modules_files" in file
+
+
+@pytest.mark.parametrize("runs", [2, 4])
+def test_runs_at_once_on_one_cluster_end_with_the_same_bits(runs: int, tmp_path: Path) -> None:
+    """Each alone would take all four CPUs, half of them for attackers."""
+    attack = {"name": "inverting_gradients", "rounds": [0], "victims": 4, "batch_size": 1, "iterations": 5}
+    small = {"federation": {"rounds": 3, "clients": 8, "cohort_size": 1}, "attacks": [attack], "resources": {}}
+    scenario, env = tmp_path / "s.yaml", environment()
+    scenario.write_text(document(**small))
+    alone = runner.launch(scenarios.parse(document(**small)), str(tmp_path / "alone"), local, Progress())
+    with head(free_port(), "--num-cpus=4", env=env) as address, ThreadPoolExecutor(runs) as threads:
+        begun = [
+            threads.submit(
+                rayfed, "launch", str(scenario), "--out", str(out), "--address", address, cwd=tmp_path, env=env
+            )
+            for out in (tmp_path / str(number) for number in range(runs))
+        ]
+        assert [one.result().returncode for one in begun] == [0] * runs
+    for number in range(runs):
+        assert not faults.differences(finished(tmp_path / str(number)).url, alone.url)
 
 
 WORKERS = """

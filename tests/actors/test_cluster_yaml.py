@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ import jsonschema
 import pytest
 import ray.autoscaler
 import yaml
+from packaging.requirements import Requirement
 from ray.autoscaler._private.util import prepare_config, validate_config
 
 from tests.conftest import REPOSITORY
 
+NEEDED = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["dependencies"]
 SCHEMA = json.loads((Path(ray.autoscaler.__file__).parent / "ray-schema.json").read_text())
 
 
@@ -62,8 +65,8 @@ def test_all_examples_run_in_the_images_of_the_dockerfile(cluster: dict[str, Any
     assert images == built
     page = (REPOSITORY / "docs" / "cluster.md").read_text()
     assert set(re.findall(r"docker build -t (\S+)", page)) == built
-    kubernetes = re.findall(r"image: ([^,\s]+)", page)
-    assert len(kubernetes) == 3
+    texts = [file.read_text() for file in sorted((REPOSITORY / "kubernetes").glob("*.yaml"))]
+    kubernetes = {image for text in texts for image in re.findall(r"image: (\S+)", text)}
     assert {image.removesuffix(":latest") for image in kubernetes} == built
 
 
@@ -73,6 +76,31 @@ def test_the_autoscaler_can_start_the_image(cluster: dict[str, Any]) -> None:
     [home] = re.findall(r"^ENV HOME=(.+)$", dockerfile, re.MULTILINE)  # it asks the image, not the container
     assert all(path.startswith(f"{home}/") for path in cluster["file_mounts"])
     assert "rsync" in dockerfile
+
+
+def kubernetes_file(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a document for KubeRay, and the part that describes its cluster."""
+    document = yaml.safe_load((REPOSITORY / "kubernetes" / name).read_text())
+    return document, document["spec"].get("rayClusterSpec", document["spec"])
+
+
+@pytest.mark.parametrize("name", ["raycluster.yaml", "rayjob.yaml"])
+def test_kuberay_takes_the_files(name: str) -> None:
+    document, spec = kubernetes_file(name)
+    schema = json.loads((REPOSITORY / "tests" / "actors" / "kuberay.json").read_text())[document["kind"]]
+    jsonschema.validate(document, schema)
+    assert document["apiVersion"] == "ray.io/v1"
+    assert any(one.name == "ray" and one.specifier.contains(spec["rayVersion"]) for one in map(Requirement, NEEDED))
+    assert spec["authOptions"] == {"mode": "token"}
+    assert spec["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+    for group in spec["workerGroupSpecs"]:
+        assert 0 == group["minReplicas"] == group["replicas"] < group["maxReplicas"]
+        assert group["labels"] == {"kind": group["groupName"]}
+        [container] = group["template"]["spec"]["containers"]
+        assert ("nvidia.com/gpu" in container["resources"]["limits"]) == (group["groupName"] == "gpu")
+    spec["headGroupSpec"]["template"]["spec"]["containers"][0]["imagee"] = "a mistake"
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(document, schema)
 
 
 PROCESSORS = {"c5a": "AMD EPYC 7R32", "g5": "AMD EPYC 7R32", "c6i": "Intel Xeon 8375C", "m6i": "Intel Xeon 8375C"}

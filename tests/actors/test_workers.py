@@ -16,7 +16,7 @@ from ray.exceptions import ActorDiedError, OutOfMemoryError, RayActorError
 from actors import workers
 from actors.actor_pool import ActorPool
 from actors.calls import Running, Started
-from actors.process import Arrival
+from actors.process import Arrival, ResourceShare
 from actors.workers import ActorsLost, Workers
 from rayfed.errors import ResourceError
 from rayfed.simulation.executors.base import Call, Crashed
@@ -141,6 +141,7 @@ def played(
         def look(lost: bool) -> None:
             if world.most and (lost or world.draw.random() < 0.2):
                 pool.resize(world.draw.randint(1, world.most), {"0"} if world.draw.random() < 0.5 else {"0", "1"})
+                pool.lend(world.draw.random() < 0.5)
                 assert sum(not actor.dead for actor in world.actors) <= pool.abreast
 
         pool = Workers(ActorPool(), size, look=look)
@@ -247,6 +248,24 @@ def test_new_calls_do_not_wait_behind_what_was_begun_ahead_and_left(
     assert [[number for _, (number, _) in actor.queue] for actor in world.actors if not actor.dead] == [[6, 8], [7, 9]]
     assert len(world.actors) == 2 + 2 * (taken < 6), "actors that have done all are kept"
     assert {done.call.tag for done in run} == {6, 7, 8, 9}
+
+
+def test_a_pool_has_fewer_actors_while_another_run_needs_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, share = World(random.Random(3)), ResourceShare(1, 0)
+    monkeypatch.setattr(workers, "ray", world)
+    monkeypatch.setattr(ActorPool, "acquire", world.acquire)
+    monkeypatch.setattr(ActorPool, "release", world.release)
+    pool = Workers(ActorPool(), 4, object, share, reserved=share)
+    pool.wait()
+    for left in (3, 2, 1, 1):
+        pool.lend(True)
+        assert [not actor.dead for actor in world.actors] == [True] * left + [False] * (4 - left)
+    pool.lend(False)
+    assert sum(not actor.dead for actor in world.actors) == 4
+    pool.lend(True)
+    assert not world.actors[0].dead, "the reserved share is kept"
+    assert sum(not actor.dead for actor in world.actors) == 1, "actors that wait for room end at once"
+    assert {done.call.tag for done in pool.run([Call("work", ((i, 0),), i) for i in range(6)])} == set(range(6))
 
 
 def test_actors_whose_node_is_gone_end_before_others(monkeypatch: pytest.MonkeyPatch) -> None:

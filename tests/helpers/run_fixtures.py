@@ -7,7 +7,7 @@ import os
 import pickle
 import signal
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,7 @@ def sharing_actors() -> Iterator[None]:
         patched.setattr(sweeps, "connected", alone)
         patched.setattr(executor, "ActorPool", lambda: ACTORS)
         patched.setattr(executor, "_closing", lambda opened, keep: closing(opened, keep=True))
+        patched.setattr(executor, "reserving", lambda *_: nullcontext(None))  # kept actors hold the room
         yield
     ACTORS.end_idle()
 

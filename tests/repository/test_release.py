@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import tomllib
+from importlib.metadata import version
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 from rayfed import __version__
 from tests.conftest import REPOSITORY
@@ -37,6 +39,15 @@ def test_the_image_is_made_of_all_that_the_wheel_takes() -> None:
     for package in ("torch", "torchvision"):
         [bound] = [one for one in project["dependencies"] if re.match(rf"{package}\W", one)]
         assert f'"{bound}"' in DOCKERFILE
+
+
+def test_ray_is_within_its_bounds_and_the_page_states_the_lower_one() -> None:
+    [ray] = [one for one in map(Requirement, PROJECT["project"]["dependencies"]) if one.name == "ray"]
+    assert ray.specifier.contains(version("ray"))
+    bounds = {bound.operator: bound.version for bound in ray.specifier}
+    assert bounds.keys() == {">=", "<"}
+    [*_, newest] = re.findall(r"^\| (2\.\d+) \|", (REPOSITORY / "docs" / "install.md").read_text(), re.MULTILINE)
+    assert newest == bounds[">="]
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.stem)

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 from ray import tune
+from ray.tune.search.variant_generator import generate_variants
 
 from actors import trackers
-from actors.sweep import on_tune
+from actors.sweep import _repeats, columns, on_tune, space
 from actors.trial import Reporter, prepare_process, search_places
 from rayfed import scenario as scenarios
 from rayfed.errors import MissingExtraError, ResourceError, RunError, ScenarioError
@@ -97,6 +98,24 @@ def test_a_trial_is_the_scenario_with_one_arm_its_values_and_its_seed() -> None:
     assert list(played.played) == ["noise"]
     assert played.played["noise"].defences[0].parameters["sigma"] == 1.0
     assert (played.seed, played.sweep, played.training.lr) == (8, None, trial.values["training.lr"])
+
+
+def test_trackers_get_a_column_for_each_swept_field(tmp_path: Path) -> None:
+    scenario = parsed(
+        f"fields: {{{NOISE}: [0.1], arms.prune.defences.0.ratio: [0.5], training.lr: [0.1, 0.2], model.hidden: [[16]]}}"
+    )
+    folder, trials = SweepFolder(RunFolder.create(str(tmp_path), "sweep")), planned(scenario)
+    recorder = SweepRecorder(scenario, folder, trials, [], SweepProgress())
+    made = [spec["config"] for _, spec in generate_variants({"config": space(scenario, recorder.settings)})]
+    assert [config["trial"] for config in made] == [trial.name for trial in trials]
+    for config, trial in zip(made, trials, strict=True):
+        assert _repeats(scenario, config) == [trial]
+        assert (config["arm"], config["training.lr"]) == (trial.arm, trial.values["training.lr"])
+        assert config["gaussian.sigma"] == (0.1 if trial.arm == "noise" else None)
+        assert config["prune.ratio"] == (0.5 if trial.arm == "prune" else None)
+    suggested = {"index": 4, "arm": "noise", "values": {NOISE: 0.3}, "repeats": [0]}
+    shown = columns(parsed(f"fields: {{{NOISE}: [1]}}"), suggested)
+    assert shown == {"gaussian.sigma": 0.3, "setting": 4, "arm": "noise"}
 
 
 def test_random_draws_lie_in_their_range_and_are_the_same_again() -> None:

@@ -26,7 +26,7 @@ from rayfed.results.sweep_folder import TRIALS
 from rayfed.runs import runner
 from rayfed.runs.sweeps import SweepExecution, SweepRecorder, get_sweep_section, make_trials, measure_objectives
 from rayfed.scenario import Scenario, Sweep
-from rayfed.scenario.trials import Trial, column_names, scenario_of
+from rayfed.scenario.trials import Trial, column_names, make_trial_scenario
 
 if TYPE_CHECKING:
     from ray.tune.search.optuna import OptunaSearch
@@ -213,8 +213,8 @@ def columns(scenario: Scenario, setting: Mapping[str, Any]) -> dict[str, Any]:
 def _repeats(scenario: Scenario, config: Mapping[str, Any]) -> list[Trial]:
     """Return the trials of rayfed that one trial of Tune runs, from its columns. Without a repeat, it runs all."""
     values = {path: config[name] for path, name in column_names(scenario, config["arm"]).items()}
-    repeats = [config["repeat"]] if "repeat" in config else list(range(swept(scenario).repeats))
-    return trials_of({"index": config["setting"], "arm": config["arm"], "values": values, "repeats": repeats})
+    repeats = [config["repeat"]] if "repeat" in config else list(range(get_sweep_section(scenario).repeats))
+    return make_trials({"index": config["setting"], "arm": config["arm"], "values": values, "repeats": repeats})
 
 
 @contextmanager

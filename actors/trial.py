@@ -24,7 +24,7 @@ from rayfed.errors import RunError
 from rayfed.evidence.spread import measure_spread
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.runs import runner
-from rayfed.runs.resume import format_differences, what_counts
+from rayfed.runs.resume import format_differences, select_determining_fields
 from rayfed.scenario import Scenario
 from rayfed.scenario.trials import Trial, make_trial_scenario
 from rayfed.simulation.progress import Progress
@@ -42,7 +42,7 @@ def trainable(scenario: Scenario) -> Trainable:
 
     def trial(config: dict[str, Any]) -> None:
         prepare_process(places)
-        played = scenario_of(scenario, Trial(0, None, dict(config), 0))
+        played = make_trial_scenario(scenario, Trial(0, None, dict(config), 0))
         # Tune copies the trial's own folder at any moment, in which files may be half written
         with TemporaryDirectory(prefix="rayfed-trial-", ignore_cleanup_errors=True) as place:
             folder = RunFolder.at(f"{place}/run")
@@ -70,7 +70,7 @@ def check_unchanged(folder: RunFolder, scenario: Scenario) -> None:
     """
     begun = scenarios.parse(folder.read_text(SCENARIO), f"{folder.url}/{SCENARIO}")
     # whether `num_gpus: auto` means a GPU is decided after this
-    before, now = (what_counts(one) | {"resources": None} for one in (begun, scenario))
+    before, now = (select_determining_fields(one) | {"resources": None} for one in (begun, scenario))
     if before != now:
         raise RunError(
             f"the values of a trial changed between rounds: {format_differences(before, now)}. A run has one scenario "
@@ -175,7 +175,7 @@ class CheckpointReporter(Reporter):
             self._save(self._last)
 
     def _report(self, metrics: dict[str, Any]) -> None:
-        status = exits.status(self._folder)
+        status = exits.read_status(self._folder)
         if status["rounds_done"] == status["rounds"]:
             self._last = metrics
         else:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from rayfed.errors import ScenarioError
-from rayfed.scenario.paths import place_of, put
-from rayfed.scenario.reading import check
+from rayfed.scenario.paths import place_of, set_field
+from rayfed.scenario.reading import check_scenario
 from rayfed.scenario.sections import Scenario
 from rayfed.scenario.sweep import Range, Sweep
 
@@ -119,7 +119,7 @@ def column_names(scenario: Scenario, arm: str) -> dict[str, str]:
     Fields with the same short name keep their paths. Names have no slashes, which Ray Tune interprets as nesting.
     """
     document = scenario.model_dump(mode="json")
-    names = {path: _short_name(scenario, document, path) for path in fields_of(scenario, arm)}
+    names = {path: _short_name(scenario, document, path) for path in select_fields(scenario, arm)}
     number = Counter(names.values())
     return {path: (name if number[name] == 1 else path).replace("/", "|") for path, name in names.items()}
 

@@ -104,7 +104,7 @@ def test_trackers_get_a_column_for_each_swept_field(tmp_path: Path) -> None:
     scenario = parsed(
         f"fields: {{{NOISE}: [0.1], arms.prune.defences.0.ratio: [0.5], training.lr: [0.1, 0.2], model.hidden: [[16]]}}"
     )
-    folder, trials = SweepFolder(RunFolder.create(str(tmp_path), "sweep")), planned(scenario)
+    folder, trials = SweepFolder(RunFolder.create(str(tmp_path), "sweep")), plan_trials(scenario)
     recorder = SweepRecorder(scenario, folder, trials, [], SweepProgress())
     made = [spec["config"] for _, spec in generate_variants({"config": space(scenario, recorder.settings)})]
     assert [config["trial"] for config in made] == [trial.name for trial in trials]

@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
 from rayfed.core.documents import load_yaml
 from rayfed.errors import UserError, nearest
 from rayfed.evidence.settings import Estimate, estimate
-from rayfed.metrics.images import PSNR_CEILING
-from rayfed.reproductions.reading import Convention, Figure, Group
-from rayfed.results.loading import Sweep
+from rayfed.metrics.known import METRICS
+from rayfed.reproductions.reading import Figure, Group
 from rayfed.store.schemas import TABLES
 
 Row = Mapping[str, Any]
-_PEAK = 255.0
-_SHIFT = 48.130803608679074
-"""20 log10(255) dB: difference between the PSNR of pixels in 0 to 255 and in 0 to 1 for the same error."""
-_TRUE: dict[Convention, Callable[[float], float]] = {
-    "root_psnr": lambda printed: 2 * printed - _SHIFT,
-    "root_mse": lambda printed: (printed / _PEAK) ** 2,
-}
-"""Convention -> conversion of the printed value to the true measure."""
-_PRINTED: dict[Convention, Callable[[float], float]] = {
-    "root_psnr": lambda true: (true + _SHIFT) / 2,
-    "root_mse": lambda true: _PEAK * true**0.5,
-}
-
 
 @dataclass(frozen=True)
 class Finding:
@@ -38,11 +24,11 @@ class Finding:
     printed: float
     """The figure as the paper prints it."""
     paper: float
-    """The paper's figure in our measure: converted from its convention, and divided if the group is relative."""
+    """The paper's figure, divided by that of the reference if the group is relative."""
     ours: Estimate | None
     """Our estimate; None if not measured, see `why`."""
-    ours_printed: float | None = None
-    """Our mean in the paper's convention; None if the paper has none."""
+    ours_true: float | None = None
+    """Our mean in true arithmetic (`Group.true_measure`); None if `ours` is in true arithmetic already."""
     why: str = ""
     by_seed: Mapping[int, float] = field(default_factory=dict)
     """Repeat -> our value. Equal repeats of two figures have the same seed, weights and attacked clients."""
@@ -61,24 +47,30 @@ def measured(group: Group, sweep: Sweep) -> list[Finding]:
     found = [_by_repeat(group, figure, sweep) for figure in group.figures]
     reference = dict(zip((f.label for f in group.figures), zip(group.figures, found, strict=True), strict=True))
     beneath = reference.get(group.relative_to or "")
-    return [_finding(group, figure, values, beneath) for figure, values in zip(group.figures, found, strict=True)]
+    findings = [_finding(group, figure, values, beneath) for figure, values in zip(group.figures, found, strict=True)]
+    return findings if group.true_measure is None else [_with_truth(group, sweep, each) for each in findings]
 
 
 def _finding(
     group: Group, figure: Figure, values: Mapping[int, float], beneath: tuple[Figure, Mapping[int, float]] | None
 ) -> Finding:
-    true = _TRUE[group.convention] if group.convention else float
-    paper = true(figure.paper)
+    paper = figure.paper
     if beneath is not None:
-        paper /= true(beneath[0].paper)
+        paper /= beneath[0].paper
         values = {repeat: v / beneath[1][repeat] for repeat, v in values.items() if beneath[1].get(repeat)}
     ours = estimate([values[repeat] for repeat in sorted(values)])
     if ours is None:
         why = f"the reference '{group.relative_to}' has no finished trial, or is 0"
         why = "not measured: no trial has finished" if beneath is None else why
         return Finding(figure.label, figure.paper, paper, None, why=why)
-    printed = _PRINTED[group.convention](ours.mean) if group.convention and beneath is None else None
-    return Finding(figure.label, figure.paper, paper, ours, printed, by_seed=values)
+    return Finding(figure.label, figure.paper, paper, ours, by_seed=values)
+
+
+def _with_truth(group: Group, sweep: Sweep, finding: Finding) -> Finding:
+    """Return the finding with our mean in true arithmetic."""
+    figure = next(figure for figure in group.figures if figure.label == finding.label)
+    values = _by_repeat(group.model_copy(update={"measure": group.true_measure}), figure, sweep)
+    return replace(finding, ours_true=fmean(values.values())) if values else finding
 
 
 def _by_repeat(group: Group, figure: Figure, sweep: Sweep) -> dict[int, float]:
@@ -117,13 +109,15 @@ def _taken(group: Group, rows: Sequence[Row]) -> float:
 
 
 def _counted(group: Group, row: Row) -> float | None:
-    """Return a row's value, or None without one. A PSNR is limited to its ceiling."""
+    """Return a row's value, or None without one. A metric is limited to its ceiling."""
     value = row[group.measure]
     if group.at_least is not None:
         return float(value is not None and value >= group.at_least)
     if group.at_most is not None:
         return float(value is not None and value <= group.at_most)
-    return None if value is None else min(float(value), PSNR_CEILING) if group.measure == "psnr" else float(value)
+    if value is None:
+        return None
+    return min(float(value), METRICS[group.measure].ceiling) if group.measure in METRICS else float(value)
 
 
 def _fits(row: Row, where: Mapping[str, Any], columns: Any) -> bool:

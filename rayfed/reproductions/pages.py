@@ -73,7 +73,7 @@ class Record:
                     "tolerance": each.group.tolerance,
                     "relative_to": each.group.relative_to,
                     "ranked": each.group.ranked,
-                    "convention": each.group.convention,
+                    "true_measure": each.group.true_measure,
                     "verdict": each.verdict,
                     "because": each.because,
                     "figures": [asdict(finding) for finding in each.findings],
@@ -86,7 +86,7 @@ class Record:
 
 
 def rows(findings: Iterable[Finding]) -> list[tuple[str, str, str]]:
-    """Return one table row per value under `HEADINGS`, in both conventions if the paper has its own convention."""
+    """Return one table row per value under `HEADINGS`, with our true value if the paper has a convention of its own."""
     return [_row(asdict(finding)) for finding in findings]
 
 
@@ -168,6 +168,8 @@ def _page(record: dict[str, Any]) -> Iterator[str]:
         yield from (f"| {' | '.join(map(_cell, _row(figure)))} |" for figure in group["figures"])
         because = f" ({group['because']})" if group["because"] else ""
         terms = RANKED if group.get("ranked") else f"tolerance {group['tolerance']:g}"
+        if group.get("true_measure"):
+            terms += f"; true: `{group['true_measure']}` of the same images"
         yield f"\n{group['verdict'].capitalize()}{because}; {terms}.\n"
     if record["absent"]:
         yield "## Not reproduced\n"
@@ -187,8 +189,8 @@ def _row(figure: dict[str, Any]) -> tuple[str, str, str]:
     said = f"{ours['mean']:.4g}"
     if ours["high"] is not None:
         said += f" ± {ours['high'] - ours['mean']:.2g}"
-    if figure["ours_printed"] is not None:
-        said += f" (as the paper counts {figure['ours_printed']:.4g})"
+    if figure.get("ours_true") is not None:
+        said += f" (true {figure['ours_true']:.4g})"
     return figure["label"], paper, said
 
 

@@ -21,7 +21,6 @@ from rayfed.scenario.paths import put
 from rayfed.store.schemas import OUTCOME_COLUMNS, TABLES
 
 Scale = Literal["reduced", "full"]
-Convention = Literal["root_psnr", "root_mse"]
 
 
 class Figure(Section):
@@ -55,11 +54,11 @@ class Group(Section):
     scale: float = 1.0
     """Factor of our values: 100 if the paper gives percent."""
     tolerance: Annotated[float, Field(gt=0)]
-    """Maximum difference that counts as agreement, in the compared unit: the true measure, or the ratio. Pairs that
-    differ by more in the paper must have the same order here."""
-    convention: Convention | None = None
-    """Convention of the paper: `root_psnr` is a PSNR of the root mean squared error, `root_mse` is that root. Both are
-    for pixels in 0 to 255. The paper's values are converted before they are compared."""
+    """Maximum difference that counts as agreement, in the unit of the measure, or of the ratio. Pairs that differ by
+    more in the paper must have the same order here."""
+    true_measure: str | None = None
+    """Column with the same quantity in true arithmetic, if `measure` is in a convention of the paper. It is shown with
+    our values and not compared."""
     ranked: bool = False
     """Whether the paper gives only an order. Then `paper` is the rank of the figure, 1 for the lowest."""
     relative_to: str | None = None
@@ -72,8 +71,9 @@ class Group(Section):
         columns = tables.get(self.table, ())
         if not columns:
             raise ValueError(f"there is no table '{self.table}': {nearest(self.table, ['outcomes', *TABLES])}")
-        if self.measure not in columns:
-            raise ValueError(f"table '{self.table}' has no column '{self.measure}': {nearest(self.measure, columns)}")
+        for measure in (self.measure, *([self.true_measure] if self.true_measure else [])):
+            if measure not in columns:
+                raise ValueError(f"table '{self.table}' has no column '{measure}': {nearest(measure, columns)}")
         labels = [figure.label for figure in self.figures]
         if len(set(labels)) < len(labels):
             raise ValueError("two figures have the same label: rename one")
@@ -83,8 +83,10 @@ class Group(Section):
             raise ValueError(f"`relative_to` '{self.relative_to}' is 0 in the paper: choose another figure")
         if self.at_least is not None and self.at_most is not None:
             raise ValueError("give `at_least` or `at_most`, not both")
-        if self.ranked and (self.relative_to or self.convention):
-            raise ValueError("`ranked` excludes `relative_to` and `convention`: remove them")
+        if self.ranked and self.relative_to:
+            raise ValueError("`ranked` excludes `relative_to`: remove one of them")
+        if self.true_measure and (self.relative_to or self.at_least is not None or self.at_most is not None):
+            raise ValueError("`true_measure` excludes `relative_to`, `at_least` and `at_most`: remove them")
         return self
 
     def with_figures(self, full_only: bool) -> list[Figure]:

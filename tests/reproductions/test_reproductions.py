@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 from rayfed.cli import app
 from rayfed.errors import RunError, UserError
 from rayfed.evidence.settings import Estimate, estimate
-from rayfed.metrics.images import PSNR_CEILING, psnr
+from rayfed.metrics.images import PSNR_CEILING
+from rayfed.metrics.known import METRICS
 from rayfed.reproductions import pages
 from rayfed.reproductions.judging import judge, overall
 from rayfed.reproductions.measuring import Finding, measured
@@ -127,6 +128,8 @@ def test_the_whole_is_as_good_as_its_worst_part() -> None:
         ),
         ({"groups": [{**PSNR, "at_least": 1, "at_most": 2}]}, "not both"),
         ({"groups": [{**PSNR, "ranked": True, "relative_to": "plain"}]}, "`ranked` excludes `relative_to`"),
+        ({"groups": [{**PSNR, "true_measure": "pnsr"}]}, "did you mean 'psnr'"),
+        ({"groups": [{**PSNR, "true_measure": "psnr", "at_least": 1}]}, "`true_measure` excludes"),
         (
             {"groups": [{**PSNR, "relative_to": "x", "figures": [{"label": "x", "paper": 1, "full_only": True}]}]},
             "'x' is not",
@@ -195,7 +198,7 @@ def test_figures_are_means_over_seeds_of_the_rows_they_name(tmp_path: Path) -> N
     relative = measured(group(figures=figures, relative_to="plain"), sweep)[1]
     assert relative.ours is not None
     assert (relative.paper, relative.ours.mean) == (0.5, 0.5)
-    assert noisy.ours_printed is None
+    assert noisy.ours_true is None
     zero = measured(group(figures=figures, relative_to="lost"), sweep)[0]
     assert "'lost'" in zero.why
     with pytest.raises(UserError, match=r"no column or swept field 'atack': did you mean 'attack'"):
@@ -286,22 +289,12 @@ def test_what_the_full_size_alone_has_is_absent_from_the_reduced() -> None:
     assert own.not_compared("full") == []
 
 
-def test_a_paper_s_own_convention_is_undone(tmp_path: Path) -> None:
-    """The thesis' PSNR takes the root of the error: computed here by hand from an error of 0.01."""
-    import torch
-
-    error = 0.01
-    printed_mse = 255 * math.sqrt(error)
-    printed_psnr = 10 * math.log10(255**2 / printed_mse)
-    true = float(psnr(torch.zeros(1, 1, 8, 8), torch.full((1, 1, 8, 8), math.sqrt(error))))
-    sweep = swept(tmp_path, [{"repeat": r, "training.lr": 0.1, "psnr": true, "mse": error} for r in (0, 1)])
-    one = [{"label": "x", "paper": printed_psnr, "where": {"training.lr": 0.1}}]
-    [found] = measured(group(figures=one, convention="root_psnr"), sweep)
-    assert found.paper == pytest.approx(true, abs=1e-4)
-    assert found.ours_printed == pytest.approx(printed_psnr, abs=1e-4)
-    [found] = measured(group(figures=[{**one[0], "paper": printed_mse}], convention="root_mse", measure="mse"), sweep)
-    assert found.paper == pytest.approx(error)
-    assert found.ours_printed == pytest.approx(printed_mse)
+def test_a_convention_of_a_paper_is_shown_with_true_arithmetic(tmp_path: Path) -> None:
+    rows = [{"repeat": r, "training.lr": 0.1, "psnr": 10.0 + r, "psnr_root": math.inf} for r in (0, 1)]
+    one = [{"label": "x", "paper": 30.0, "where": {"training.lr": 0.1}}]
+    [found] = measured(group(figures=one, measure="psnr_root", true_measure="psnr"), swept(tmp_path, rows))
+    assert found.ours is not None
+    assert (found.paper, found.ours.mean, found.ours_true) == (30.0, METRICS["psnr_root"].ceiling, 10.5)
 
 
 MODULE = """

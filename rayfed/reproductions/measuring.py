@@ -16,6 +16,7 @@ from rayfed.store.schemas import TABLES
 
 Row = Mapping[str, Any]
 
+
 @dataclass(frozen=True)
 class Finding:
     """One value of the paper with our estimate of the same quantity."""

@@ -92,6 +92,9 @@ class RoundRow(ArmRoundRow):
     non_member_mean_accuracy: float | None = column(
         "test accuracy of a non-member with the mean of the clients' private parts but random keys, 0..1"
     )
+    non_member_zero_accuracy: float | None = column(
+        "test accuracy of a non-member with zeros for the clients' private parts and random keys, 0..1"
+    )
     backdoor_accuracy: float | None = column("share of test images with the trigger classified as its target, 0..1")
     baseline_accuracy: float | None = column(
         "test accuracy of always predicting the majority class, 0..1: 95 % of test sets of this size have less"

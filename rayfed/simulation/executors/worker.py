@@ -140,19 +140,19 @@ class ClientWorker(ClientRuntime):
             for split in splits
         }
 
-    def evaluate_non_member(self, arm: str, sent: Sent, states: Sequence[State]) -> tuple[float, float]:
-        """Return the test accuracies of two non-members, which do not have any client's private part of the model.
+    def evaluate_non_member(self, arm: str, sent: Sent, states: Sequence[State]) -> tuple[float, ...]:
+        """Return the test accuracies of three non-members, which do not have any client's private part of the model.
 
-        The first has a newly initialised private part. The second samples only constant tensors (keys, passports)
-        anew, and uses the mean of the clients' private parts otherwise.
+        The first has a newly initialised private part. The others sample only constant tensors (keys, passports) anew.
+        Otherwise, the second uses the mean of the clients' private parts, and the third zeros.
         """
         sent, rows = self.here(sent), np.arange(len(self.data.test_labels))
         drawn = self.drawn_privately(arm, "stranger", sent.round)
         learnt = {n: t for n, t in without(drawn, self.arm(arm).keys).items() if t.is_floating_point()}
         mean = {name: torch.stack([s[PRIVATE][name].to(t) for s in states]).mean(0) for name, t in learnt.items()}
-        whole = [{**sent.weights, **sent.buffers, **own} for own in (drawn, drawn | mean)]
-        anew, averaged = (self._evaluated(arm, state, self._batches(arm, "test", rows)).right for state in whole)
-        return anew / len(rows), averaged / len(rows)
+        zero = {name: torch.zeros_like(t) for name, t in learnt.items()}
+        whole = [{**sent.weights, **sent.buffers, **own} for own in (drawn, drawn | mean, drawn | zero)]
+        return tuple(self._evaluated(arm, state, self._batches(arm, "test", rows)).right / len(rows) for state in whole)
 
     def private_layers(self, arm: str, states: Sequence[State]) -> list[dict[str, Any]]:
         """Return rows of the table `private`: distance and rank of the clients' private layers."""

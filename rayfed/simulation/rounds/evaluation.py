@@ -178,6 +178,7 @@ def evaluate_members(
             "test_iou": known(whole(arm).iou),
             "non_member_accuracy": known(found[arm, None][0]),
             "non_member_mean_accuracy": known(found[arm, None][1]),
+            "non_member_zero_accuracy": known(found[arm, None][2]),
         }
         for arm in asked
     }

@@ -30,6 +30,8 @@ class Finding:
     """Our estimate; None if not measured, see `why`."""
     ours_true: float | None = None
     """Our mean in true arithmetic (`Group.true_measure`); None if `ours` is in true arithmetic already."""
+    today: float | None = None
+    """Mean of today's attack (`Figure.today`) in true arithmetic; None if `ours` is of today's attack already."""
     why: str = ""
     by_seed: Mapping[int, float] = field(default_factory=dict)
     """Repeat -> our value. Equal repeats of two figures have the same seed, weights and attacked clients."""
@@ -49,7 +51,7 @@ def measured(group: Group, sweep: Sweep) -> list[Finding]:
     reference = dict(zip((f.label for f in group.figures), zip(group.figures, found, strict=True), strict=True))
     beneath = reference.get(group.relative_to or "")
     findings = [_finding(group, figure, values, beneath) for figure, values in zip(group.figures, found, strict=True)]
-    return findings if group.true_measure is None else [_with_truth(group, sweep, each) for each in findings]
+    return [_with_context(group, figure, sweep, each) for figure, each in zip(group.figures, findings, strict=True)]
 
 
 def _finding(
@@ -67,11 +69,21 @@ def _finding(
     return Finding(figure.label, figure.paper, paper, ours, by_seed=values)
 
 
-def _with_truth(group: Group, sweep: Sweep, finding: Finding) -> Finding:
-    """Return the finding with our mean in true arithmetic."""
-    figure = next(figure for figure in group.figures if figure.label == finding.label)
-    values = _by_repeat(group.model_copy(update={"measure": group.true_measure}), figure, sweep)
-    return replace(finding, ours_true=fmean(values.values())) if values else finding
+def _with_context(group: Group, figure: Figure, sweep: Sweep, finding: Finding) -> Finding:
+    """Return the finding with our mean in true arithmetic, and that of today's attack, where the group has them."""
+    true = group.model_copy(update={"measure": group.true_measure or group.measure})
+    today = figure.model_copy(update={"where": figure.where | figure.today})
+    return replace(
+        finding,
+        ours_true=_mean_of_repeats(true, figure, sweep) if group.true_measure else None,
+        today=_mean_of_repeats(true, today, sweep) if figure.today else None,
+    )
+
+
+def _mean_of_repeats(group: Group, figure: Figure, sweep: Sweep) -> float | None:
+    """Return our mean over the seeds, None if nothing was measured."""
+    values = _by_repeat(group, figure, sweep)
+    return fmean(values.values()) if values else None
 
 
 def _by_repeat(group: Group, figure: Figure, sweep: Sweep) -> dict[int, float]:

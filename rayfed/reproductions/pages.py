@@ -189,8 +189,9 @@ def _row(figure: dict[str, Any]) -> tuple[str, str, str]:
     said = f"{ours['mean']:.4g}"
     if ours["high"] is not None:
         said += f" ± {ours['high'] - ours['mean']:.2g}"
-    if figure.get("ours_true") is not None:
-        said += f" (true {figure['ours_true']:.4g})"
+    beside = {"true": figure.get("ours_true"), "today's attack": figure.get("today")}
+    if shown := [f"{name} {value:.4g}" for name, value in beside.items() if value is not None]:
+        said += f" ({', '.join(shown)})"
     return figure["label"], paper, said
 
 

@@ -61,8 +61,11 @@ class View:
 
         trainings = [arm.training for arm in resolve(scenario).values()] if self.of_round else []
         if any(training.optimiser != "sgd" for training in trainings):
-            message = "an update after steps of Adam or AdaDelta is not a sum of gradients; set `observes: gradient`, or use sgd"
-            yield "observes", message
+            yield (
+                "observes",
+                "an update after steps of Adam or AdaDelta is not a sum of gradients; set `observes: gradient`, or use "
+                "sgd",
+            )
         elif any(training.nesterov for training in trainings):
             yield "observes", "steps with `nesterov` are not simulated; set `observes: gradient`, or remove `nesterov`"
         if self.of_round and attack.batch_size != 1:

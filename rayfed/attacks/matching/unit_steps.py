@@ -61,7 +61,7 @@ class _Problem:
 
     def advance(self) -> None:
         """Take the steps of one iteration."""
-        self._optimiser.step(self.evaluate)  # type: ignore[arg-type]
+        self._optimiser.step(self.evaluate)
 
 
 def _evaluate(objective: Objective, index: int, point: Tensor) -> tuple[Tensor, Tensor]:

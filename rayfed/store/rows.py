@@ -305,6 +305,8 @@ class SnapshotRow(SampleRow):
 
     iteration: Int32 = key("iteration of the attack: 0, 10, 100, 1000 and so on, and the last one")
     image: bytes = key("the matched reconstruction at that iteration (PNG)")
+    mse: float | None = column("mean squared error of its pixels in [0, 1]")
+    wasserstein: float | None = column("Wasserstein-1 distance between its pixel values and those of the true image")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,8 @@ from rayfed.attacks.fit import judged
 from rayfed.core.memory import Peak, peak
 from rayfed.defences.base import Batch
 from rayfed.errors import ClientError, UserError, noting_errors
+from rayfed.memory import Peak, peak
+from rayfed.metrics.images import mse, wasserstein
 from rayfed.metrics.score import Scorer
 from rayfed.models.private import without
 from rayfed.samples import Records, Tokens
@@ -248,12 +250,7 @@ class ClientWorker(ClientRuntime):
                 for row, image, order in zip(rows, true, orders, strict=True)
             ]
         with self._noting("snapshots"):
-            snapshots = [
-                {"sample": row["sample"], "iteration": iteration, "image": encode_png(shown[order])}
-                for iteration, shown in (guess.snapshots if strip else ())
-                for row, order in zip(rows, orders, strict=True)
-                if order < len(shown)
-            ]
+            snapshots = _snapshot_rows(guess.snapshots, rows, true, orders) if strip else Rows()
         return Scored(rows, images, snapshots=snapshots)
 
     def _between(self, truth: Truth, found: Tensor, observed: ObservedClient) -> float | None:
@@ -275,6 +272,21 @@ class ClientWorker(ClientRuntime):
         right = sample.found(true, guess).tolist()
         texts = zip(rows, sample.read(true), sample.read(guess), right, strict=True)
         return [{"sample": row["sample"], "true": t, "reconstructed": f, "right": r} for row, t, f, r in texts]
+
+
+def _snapshot_rows(snapshots: Sequence[tuple[int, Tensor]], rows: Rows, true: Tensor, orders: Sequence[int]) -> Rows:
+    """Return rows of the table `snapshots`: the matched image at each iteration, and its distance to the true image."""
+    found = Rows()
+    for iteration, shown in snapshots:
+        for row, image, order in zip(rows, true, orders, strict=True):
+            if order >= len(shown):
+                continue
+            pair = image[None], shown[order][None]
+            distances = {"mse": mse(*pair).item(), "wasserstein": wasserstein(*pair).item()}
+            found.append(
+                {"sample": row["sample"], "iteration": iteration, "image": encode_png(shown[order])} | distances
+            )
+    return found
 
 
 def _nats(guess: Reconstruction, truth: Truth) -> dict[str, float | None]:

@@ -41,7 +41,7 @@ class Words:
     width: Annotated[int, Field(ge=1)] = 100
     """Width of an image in pixels, to which all words are resized."""
     test_proportions: bool = False
-    """Keep the proportions of test words, as in tables 4.1 and 4.3 of the thesis. A word that is narrower than `width` is
+    """Keep the proportions of test words, as in tables 4.1 and 4.3 of the thesis. A word narrower than `width` is
     filled up on the right with the grey of its last column. Default: false, all words are resized to `width`."""
     letters: Annotated[str, Field(min_length=1)] = "0123456789abcdefghijklmnopqrstuvwxyz"
     """Letters of words; words with other characters are excluded."""

@@ -38,7 +38,7 @@ def psnr_overflow(a: Tensor, b: Tensor) -> Tensor:
 
 
 def psnr_root(a: Tensor, b: Tensor) -> Tensor:
-    """Return the PSNR (dB) of truncated 8-bit images with the root of the error for the error, (N,) float64."""
+    """Return the PSNR (dB) of truncated 8-bit images computed from `root_mse`, (N,) float64."""
     return _psnr(root_mse(a, b))
 
 
@@ -71,8 +71,8 @@ PSNR_8BIT = Metric(
 )
 PSNR_OVERFLOW = Metric(
     name="psnr_overflow",
-    description="PSNR of the images truncated to 8 bits, with squared differences modulo 256 (dB), as inferred for "
-    "tables 3.4 and 3.16 of Ren's thesis; about 28 dB for any failed image, so not a measure of leakage",
+    description="PSNR of the images truncated to 8 bits, with squared differences modulo 256 (dB): tables 3.4 and 3.16 "
+    "of Ren's thesis, as inferred. A failed image has about 28 dB, so this is no measure of leakage",
     title="PSNR, overflow",
     function=psnr_overflow,
     higher_is_closer=True,
@@ -84,8 +84,8 @@ PSNR_OVERFLOW = Metric(
 )
 PSNR_ROOT = Metric(
     name="psnr_root",
-    description="PSNR of the images truncated to 8 bits, with the root of the mean squared error for the error (dB), "
-    "as in table 5.6 of Ren's thesis; about 27 dB for a failed image, so not a measure of leakage",
+    description="PSNR of the images truncated to 8 bits, computed from the root of the mean squared error (dB): table "
+    "5.6 of Ren's thesis. A failed image has about 27 dB, so this is no measure of leakage",
     title="PSNR, root",
     function=psnr_root,
     higher_is_closer=True,

@@ -30,8 +30,8 @@ class Finding:
     """Our estimate; None if not measured, see `why`."""
     ours_true: float | None = None
     """Our mean in true arithmetic (`Group.true_measure`); None if `ours` is in true arithmetic already."""
-    today: float | None = None
-    """Mean of today's attack (`Figure.today`) in true arithmetic; None if `ours` is of today's attack already."""
+    default_attack: float | None = None
+    """Mean of `Figure.default_attack` in true arithmetic; None if the figure has none."""
     why: str = ""
     by_seed: Mapping[int, float] = field(default_factory=dict)
     """Repeat -> our value. Equal repeats of two figures have the same seed, weights and attacked clients."""
@@ -70,13 +70,13 @@ def _finding(
 
 
 def _with_context(group: Group, figure: Figure, sweep: Sweep, finding: Finding) -> Finding:
-    """Return the finding with our mean in true arithmetic, and that of today's attack, where the group has them."""
+    """Return the finding with our mean in true arithmetic, and the mean of the default attack, if the figure has one."""
     true = group.model_copy(update={"measure": group.true_measure or group.measure})
-    today = figure.model_copy(update={"where": figure.where | figure.today})
+    default = figure.model_copy(update={"where": figure.where | figure.default_attack})
     return replace(
         finding,
         ours_true=_mean_of_repeats(true, figure, sweep) if group.true_measure else None,
-        today=_mean_of_repeats(true, today, sweep) if figure.today else None,
+        default_attack=_mean_of_repeats(true, default, sweep) if figure.default_attack else None,
     )
 
 

@@ -86,7 +86,7 @@ class Record:
 
 
 def rows(findings: Iterable[Finding]) -> list[tuple[str, str, str]]:
-    """Return one table row per value under `HEADINGS`, with our true value if the paper has a convention of its own."""
+    """Return one table row per value under `HEADINGS`, with our true value if the paper has its own convention."""
     return [_row(asdict(finding)) for finding in findings]
 
 
@@ -189,7 +189,7 @@ def _row(figure: dict[str, Any]) -> tuple[str, str, str]:
     said = f"{ours['mean']:.4g}"
     if ours["high"] is not None:
         said += f" ± {ours['high'] - ours['mean']:.2g}"
-    beside = {"true": figure.get("ours_true"), "today's attack": figure.get("today")}
+    beside = {"true": figure.get("ours_true"), "default attack": figure.get("default_attack")}
     if shown := [f"{name} {value:.4g}" for name, value in beside.items() if value is not None]:
         said += f" ({', '.join(shown)})"
     return figure["label"], paper, said

@@ -32,9 +32,9 @@ class Figure(Section):
     """Number that the paper prints."""
     where: dict[str, str | int | float | bool | dict[str, str | int | float | bool | None] | None] = {}
     """Column or swept field -> value of the compared rows. For a swept section such as `data`, some of its fields."""
-    today: dict[str, str | int | float | bool | dict[str, str | int | float | bool | None] | None] = {}
-    """Columns of `where` with other values, which select the rows of today's attack, if `where` selects the attack as
-    published. Its value is shown with ours and not compared."""
+    default_attack: dict[str, str | int | float | bool | dict[str, str | int | float | bool | None] | None] = {}
+    """Columns of `where` with other values. They select the rows of the attack with its default options, if `where`
+    selects the attack as published. Its value is shown with ours and not compared."""
     full_only: bool = False
     """Whether the reduced version leaves it out."""
 

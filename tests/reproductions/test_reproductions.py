@@ -288,14 +288,23 @@ def test_what_the_full_size_alone_has_is_absent_from_the_reduced() -> None:
     assert own.not_compared("full") == []
 
 
-def test_a_published_attack_in_a_paper_s_convention_is_shown_with_today_s_and_true_arithmetic(tmp_path: Path) -> None:
+def test_a_published_attack_in_a_paper_s_convention_is_shown_with_the_default_attack_and_true_arithmetic(
+    tmp_path: Path,
+) -> None:
     rows = [{"repeat": r, "training.lr": 0.1, "mse": 10.0 + r, "psnr": math.inf} for r in (0, 1)]
     rows += [row | {"attack": "dlg", "mse": 50.0} for row in rows]
-    one = [{"label": "x", "paper": 30.0, "where": {"training.lr": 0.1, "attack": "idlg"}, "today": {"attack": "dlg"}}]
+    one = [
+        {
+            "label": "x",
+            "paper": 30.0,
+            "where": {"training.lr": 0.1, "attack": "idlg"},
+            "default_attack": {"attack": "dlg"},
+        }
+    ]
     [found] = measured(group(figures=one, measure="psnr", true_measure="mse"), swept(tmp_path, rows))
     assert found.ours is not None
     assert (found.paper, found.ours.mean, found.ours_true) == (30.0, PSNR_CEILING, 10.5)
-    assert found.today == 50.0
+    assert found.default_attack == 50.0
 
 
 MODULE = """

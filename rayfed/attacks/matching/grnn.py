@@ -8,8 +8,8 @@ factor of 10^4, and a mean square with a decay of 0.99 keeps steps short long af
 0.9, as in Tieleman and Hinton 2012, "Lecture 6.5 - RMSProp", 700 steps are enough.
 
 The Wasserstein distance is the exact W1 distance between the values of the two gradients. The authors' published code
-has two other terms: what it calls Wasserstein distance is the Euclidean norm of the difference of the gradients, and
-its total variation squares the differences. The options `norm` and `tv_power` give these terms.
+has two other terms. The term named Wasserstein distance is the Euclidean norm of the difference of the gradients, and
+the total variation squares the differences. The options `norm` and `tv_power` give these terms.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Grnn:
     wd: Annotated[float, Field(ge=0)] = 1.0
     """Weight of the Wasserstein-1 distance between the values of the gradients."""
     norm: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the Euclidean norm of the difference of the gradients, without the square. Set to 1, and `wd` to 0, for
-    the objective of the authors' published code, which calls this norm a Wasserstein distance."""
+    """Weight of the Euclidean norm of the difference of the gradients, without the square. The authors' published code
+    calls this norm a Wasserstein distance: `norm: 1` with `wd: 0` is its objective."""
     cd: Annotated[float, Field(ge=0)] = 0.0
     """Weight of one minus the cosine of the gradients."""
     tv: Annotated[float, Field(ge=0)] = 1e-3

@@ -288,7 +288,7 @@ def test_what_the_full_size_alone_has_is_absent_from_the_reduced() -> None:
     assert own.not_compared("full") == []
 
 
-def test_a_published_attack_in_a_paper_s_convention_is_shown_with_the_default_attack_and_true_arithmetic(
+def test_a_published_attack_is_shown_with_the_default_attack_and_true_arithmetic(
     tmp_path: Path,
 ) -> None:
     rows = [{"repeat": r, "training.lr": 0.1, "mse": 10.0 + r, "psnr": math.inf} for r in (0, 1)]

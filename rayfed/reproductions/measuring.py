@@ -70,7 +70,7 @@ def _finding(
 
 
 def _with_context(group: Group, figure: Figure, sweep: Sweep, finding: Finding) -> Finding:
-    """Return the finding with our mean in true arithmetic and that of the default attack, if the group or figure has them."""
+    """Return the finding with our mean in true arithmetic and that of the default attack, if there are any."""
     true = group.model_copy(update={"measure": group.true_measure or group.measure})
     default = figure.model_copy(update={"where": figure.where | figure.default_attack})
     return replace(

@@ -12,6 +12,7 @@ from rayfed.errors import UserError, nearest
 from rayfed.evidence.settings import Estimate, estimate
 from rayfed.metrics.known import METRICS
 from rayfed.reproductions.reading import Figure, Group
+from rayfed.results.loading import Sweep
 from rayfed.store.schemas import TABLES
 
 Row = Mapping[str, Any]

@@ -11,6 +11,8 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from rayfed.attacks.matching.distances import squared_l2
+from rayfed.attacks.matching.generators import LATENT, Generator
+from rayfed.attacks.matching.grnn import Grnn, Makers, RmsProp, wasserstein
 from rayfed.attacks.matching.priors import squared_variation
 from rayfed.attacks.matching.problem import Matching
 from rayfed.errors import UserError

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from rayfed.core import objective
 from rayfed.data.base import Dataset
 from rayfed.data.words.base import Word
-from rayfed.engine.inputs import prepare
 from rayfed.errors import DataError, UserError
 from rayfed.models.build import build_model, output_shape
 from rayfed.registry import build

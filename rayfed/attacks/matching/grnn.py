@@ -27,6 +27,7 @@ from rayfed.attacks.base import Reconstruction
 from rayfed.attacks.groups import in_groups
 from rayfed.attacks.matching.adam import Descent, best_restarts
 from rayfed.attacks.matching.distances import one_minus_cosine, squared_l2
+from rayfed.attacks.matching.generators import LATENT, Generator
 from rayfed.attacks.matching.priors import squared_variation, total_variation
 from rayfed.attacks.matching.problem import LocalSteps, Matching, matched_layers
 from rayfed.attacks.matching.snapshots import Snapshots

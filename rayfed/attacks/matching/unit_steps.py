@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rayfed.attacks.matching.lbfgs import Minima, Objective
-from rayfed.attacks.telling import tell
+from rayfed.attacks.progress import tell
 
 
 def take_unit_steps(

@@ -24,7 +24,6 @@ from rayfed.attacks.fit import judged
 from rayfed.core.memory import Peak, peak
 from rayfed.defences.base import Batch
 from rayfed.errors import ClientError, UserError, noting_errors
-from rayfed.memory import Peak, peak
 from rayfed.metrics.images import mse, wasserstein
 from rayfed.metrics.score import Scorer
 from rayfed.models.private import without

@@ -120,7 +120,7 @@ def test_the_cosine_alone_does_not_see_the_length_of_the_gradient() -> None:
 
 
 def test_nothing_to_match_is_refused() -> None:
-    with pytest.raises(ValidationError, match="mse, wd and cd"):
+    with pytest.raises(ValidationError, match="mse, wd, norm and cd"):
         Grnn(mse=0, wd=0)
 
 

@@ -49,6 +49,15 @@ def ssim(a: Tensor, b: Tensor) -> Tensor:
     return a.double().new_tensor(values)
 
 
+def wasserstein(a: Tensor, b: Tensor) -> Tensor:
+    """Return the Wasserstein-1 distance between the pixel values of each pair of images: (N, C, H, W) twice to (N,).
+
+    The mean over the channels. For two sets of equal size, this is the mean distance of the sorted values.
+    """
+    first, second = (images.double().flatten(2).sort(2).values for images in (a, b))
+    return (first - second).abs().flatten(1).mean(1)
+
+
 MSE = Metric(
     name="mse",
     description="mean squared error of pixels in [0, 1]",
@@ -86,4 +95,16 @@ SSIM = Metric(
     bounds=(-1.0, 1.0),
     higher_is_closer=True,
     default_of=("pixels",),
+)
+WASSERSTEIN = Metric(
+    name="wasserstein",
+    description="Wasserstein-1 distance between the pixel values of the two images, mean over channels, 0..1; 0 for "
+    "equal histograms, wherever the pixels are",
+    title="Wasserstein",
+    function=wasserstein,
+    higher_is_closer=False,
+    format="error",
+    bounds=(0.0, 1.0),
+    tables=(),
+    success=None,
 )

@@ -25,7 +25,9 @@ class LeNet:
     """Activation after each convolution. `sigmoid` is twice differentiable, as second-order attacks need; `relu` trains
     well."""
     norm: Norm = "none"
-    """Norm after each convolution."""
+    """Norm after the convolutions."""
+    normed: Literal["all", "first"] = "all"
+    """Convolutions that have a norm: all, or only the first, as in FedKL's published LeNet."""
     init: Literal["default", "uniform"] = "default"
     """Initial weights. `default`: PyTorch's. `uniform`: weights and biases from U(-0.5, 0.5), as in DLG."""
 
@@ -33,15 +35,16 @@ class LeNet:
         """Return the network for images (N, C, H, W), with logits (N, classes)."""
         channels, height, width = image_shape
         features = 12 * ceil(height / 4) * ceil(width / 4)
+        later = self.norm if self.normed == "all" else "none"
         layers: OrderedDict[str, nn.Module] = OrderedDict(
             conv1=nn.Conv2d(channels, 12, 5, stride=2, padding=2),
             norm1=norm(self.norm, 12),
             act1=activation(self.activation),
             conv2=nn.Conv2d(12, 12, 5, stride=2, padding=2),
-            norm2=norm(self.norm, 12),
+            norm2=norm(later, 12),
             act2=activation(self.activation),
             conv3=nn.Conv2d(12, 12, 5, stride=1, padding=2),
-            norm3=norm(self.norm, 12),
+            norm3=norm(later, 12),
             act3=activation(self.activation),
             flatten=nn.Flatten(),
             fc=nn.Linear(features, classes),

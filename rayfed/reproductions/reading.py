@@ -22,9 +22,7 @@ from rayfed.scenario.components import Section
 from rayfed.scenario.paths import set_field
 from rayfed.store.schemas import OUTCOME_COLUMNS, TABLES
 
-Convention = Literal["root_psnr", "root_mse"]
-Where = dict[str, str | int | float | bool | dict[str, str | int | float | bool | None] | None]
-"""Column or swept field -> value of the compared rows. For a swept section such as `data`, some of its fields."""
+Scale = Literal["reduced", "full"]
 
 
 class Figure(Section):
@@ -36,11 +34,9 @@ class Figure(Section):
     """Number that the paper prints."""
     where: Where = {}
     """Column or swept field -> value of the compared rows. For a swept section such as `data`, some of its fields."""
-    default_attack: Where = {}
-    """Values of `where` for the attack with its default options, if `where` selects the attack as published. The
-    figures of a group are then compared for both attackers, `paper` and `adaptive`."""
-    points: list[Where] = []
-    """Points of a curve, if the group has `along`: for each point the values that it has in addition to `where`."""
+    default_attack: dict[str, str | int | float | bool | dict[str, str | int | float | bool | None] | None] = {}
+    """Columns of `where` with other values. They select the rows of the attack with its default options, if `where`
+    selects the attack as published. Its value is shown with ours and not compared."""
     full_only: bool = False
     """Whether the reduced version leaves it out."""
 
@@ -63,28 +59,13 @@ class Group(Section):
     scale: float = 1.0
     """Factor of our values: 100 if the paper gives percent."""
     tolerance: Annotated[float, Field(gt=0)]
-    """Maximum difference that counts as agreement, in the compared unit: the true measure, or the ratio. Pairs that
-    differ by more in the paper must have the same order here."""
-    convention: Convention | None = None
-    """Convention of the paper: `root_psnr` is a PSNR of the root mean squared error, `root_mse` is that root. Both are
-    for pixels in 0 to 255. The paper's values are converted before they are compared."""
+    """Maximum difference that counts as agreement, in the unit of the measure, or of the ratio. Pairs that differ by
+    more in the paper must have the same order here."""
     true_measure: str | None = None
     """Column with the same quantity in true arithmetic, if `measure` is in a convention of the paper. It is shown with
     our values and not compared."""
-    compare: Comparison = Comparison.VALUES
-    """Compared quantity: `values`, `order` (`paper` is a rank, 1 for the lowest) or `differences`."""
-    better: Direction | None = None
-    """Direction in which a figure is better than the paper's: for an attack a higher PSNR. Default: that of a measure
-    of utility such as the accuracy, otherwise none."""
-    along: str | None = None
-    """Column on the horizontal axis of curves, such as `pmm`. Curves are compared at equal values of this column."""
-    attackers: dict[Attacker, Where] = {}
-    """Attacker (`paper`, `adaptive`) -> values that its rows have in addition to those of the figures. Each attacker
-    gets its own verdict. Default: one attacker."""
-    attacker: Attacker | None = None
-    """Attacker of the figures, if only one is measured."""
-    cause: str = ""
-    """Reason why our figures do not reproduce the paper's."""
+    ranked: bool = False
+    """Whether the paper gives only an order. Then `paper` is the rank of the figure, 1 for the lowest."""
     relative_to: str | None = None
     """Label of the figure by which all figures are divided, in the paper and here."""
     figures: Annotated[list[Figure], Field(min_length=1)]
@@ -95,25 +76,9 @@ class Group(Section):
         columns = tables.get(self.table, ())
         if not columns:
             raise ValueError(f"there is no table '{self.table}': {nearest(self.table, ['outcomes', *TABLES])}")
-        if self.measure not in columns:
-            raise ValueError(f"table '{self.table}' has no column '{self.measure}': {nearest(self.measure, columns)}")
-        for column in filter(None, (self.along, self.true_measure)):
-            if column not in columns:
-                raise ValueError(f"table '{self.table}' has no column '{column}': {nearest(column, columns)}")
-        return self
-
-    @model_validator(mode="after")
-    def _has_curves(self) -> Group:
-        if self.along is not None and self.compare is Comparison.VALUES:
-            raise ValueError("`along` needs `compare: order` or `compare: differences`: add it")
-        if any(bool(figure.points) != bool(self.along) for figure in self.figures):
-            raise ValueError("curves need both `along` and the `points` of each figure")
-        if self.along and (self.relative_to or self.convention or self.true_measure):
-            raise ValueError("`along` excludes `relative_to`, `convention` and `true_measure`: remove them")
-        return self
-
-    @model_validator(mode="after")
-    def _has_labels(self) -> Group:
+        for measure in (self.measure, *([self.true_measure] if self.true_measure else [])):
+            if measure not in columns:
+                raise ValueError(f"table '{self.table}' has no column '{measure}': {nearest(measure, columns)}")
         labels = [figure.label for figure in self.figures]
         if len(set(labels)) < len(labels):
             raise ValueError("two figures have the same label: rename one")
@@ -125,10 +90,10 @@ class Group(Section):
             raise ValueError(f"`relative_to` '{self.relative_to}' is 0 in the paper: choose another figure")
         if self.at_least is not None and self.at_most is not None:
             raise ValueError("give `at_least` or `at_most`, not both")
+        if self.ranked and self.relative_to:
+            raise ValueError("`ranked` excludes `relative_to`: remove one of them")
         if self.true_measure and (self.relative_to or self.at_least is not None or self.at_most is not None):
             raise ValueError("`true_measure` excludes `relative_to`, `at_least` and `at_most`: remove them")
-        if self.compare is Comparison.ORDER and (self.relative_to or self.convention):
-            raise ValueError("`compare: order` excludes `relative_to` and `convention`: remove them")
         return self
 
     @property

@@ -375,19 +375,30 @@ def _training_problems(path: Place, training: Training, rounds: int) -> Iterator
     if training.optimiser != "sgd" and (training.algorithm == "fedsgd" or training.momentum):
         message = f"{training.optimiser} needs algorithm: fedavg and no `momentum`; change these fields, or use sgd"
         yield Problem(path=(*path, "optimiser"), message=message)
-    if (schedule.kind == "constant") != (schedule.rounds is None):
-        constant = schedule.kind == "constant"
-        message = (
-            "not used by kind: constant; remove `rounds`"
-            if constant
-            else f"required by kind: {schedule.kind}; give a number of rounds"
+    if training.nesterov and (training.optimiser != "sgd" or not training.momentum):
+        yield Problem(path=(*path, "nesterov"), message="needs optimiser: sgd and a `momentum` above 0; set both")
+    for field, message in _schedule_problems(schedule, rounds):
+        yield Problem(path=(*path, "schedule", field), message=message)
+
+
+def _schedule_problems(schedule: Schedule, rounds: int) -> Iterator[tuple[str, str]]:
+    """Yield problems of a learning-rate schedule: the field and the message."""
+    kind, counted = schedule.kind, schedule.kind in ("cosine", "step")
+    if counted and schedule.rounds is None:
+        yield "rounds", f"required by kind: {kind}; give a number of rounds"
+    elif schedule.rounds is not None and not counted:
+        yield "rounds", f"not used by kind: {kind}; remove `rounds`"
+    elif kind == "cosine" and rounds > schedule.warmup + (schedule.rounds or 0):
+        yield (
+            "rounds",
+            f"found {schedule.rounds}; the learning rate would be 0 before the end of {rounds} rounds; raise `rounds`",
         )
-        yield Problem(path=(*path, "schedule", "rounds"), message=message)
-    elif schedule.kind == "cosine" and rounds > schedule.warmup + (schedule.rounds or 0):
-        message = (
-            f"found {schedule.rounds}; the learning rate would be 0 before the end of {rounds} rounds; raise `rounds`"
-        )
-        yield Problem(path=(*path, "schedule", "rounds"), message=message)
+    if kind == "milestones" and not schedule.milestones:
+        yield "milestones", "required by kind: milestones; give rounds, such as [60, 120]"
+    elif schedule.milestones and kind != "milestones":
+        yield "milestones", f"not used by kind: {kind}; remove `milestones`, or set kind: milestones"
+    elif len(set(schedule.milestones)) < len(schedule.milestones):
+        yield "milestones", "a round is given twice; remove one of the two"
 
 
 def _system_problems(s: Scenario, system: System) -> Iterator[tuple[Place, str]]:

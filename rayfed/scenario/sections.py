@@ -41,14 +41,17 @@ if TYPE_CHECKING:
 class Schedule(Section):
     """Learning-rate schedule: a factor of `lr` for each round, constant within a round."""
 
-    kind: Literal["constant", "cosine", "step"] = "constant"
+    kind: Literal["constant", "cosine", "step", "milestones"] = "constant"
     """Shape of the schedule. `cosine`: decay from 1 to 0 along half a cosine wave. `step`: multiply by `factor` every
-    `rounds` rounds. Default: constant."""
+    `rounds` rounds. `milestones`: multiply by `factor` at each round in `milestones`. Default: constant."""
     rounds: Annotated[int, Field(ge=1)] | None = None
     """Number of rounds until `cosine` reaches 0 (after the warm-up), or between two steps of `step`. Default: none, for
-    `constant`."""
+    `constant` and `milestones`."""
+    milestones: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    """Rounds from which `milestones` multiplies the learning rate once more, counted from 0 after the warm-up. Example:
+    [60, 120, 160]. Default: none."""
     factor: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """Factor by which `step` multiplies the learning rate. Default: 0.1."""
+    """Factor by which `step` and `milestones` multiply the learning rate. Default: 0.1."""
     warmup: Annotated[int, Field(ge=0)] = 0
     """Number of warm-up rounds, over which the factor rises linearly to 1. Default: 0."""
 
@@ -56,6 +59,9 @@ class Schedule(Section):
         """Return the factor that multiplies `lr` in a round; rounds count from 0."""
         if round < self.warmup:
             return (round + 1) / self.warmup
+        if self.kind == "milestones":
+            passed = [milestone for milestone in self.milestones if milestone <= round - self.warmup]
+            return float(self.factor ** len(passed))
         after = (round - self.warmup) / (self.rounds or 1)
         if self.kind == "cosine":
             return (1 + cos(pi * after)) / 2
@@ -95,13 +101,15 @@ class Training(Section):
     `federation.server.lr` is set."""
     schedule: Schedule = Schedule()
     """Learning-rate schedule over the rounds (fedavg)."""
-    optimiser: Literal["sgd", "adam", "adamw"] = "sgd"
-    """Optimiser of the local steps (fedavg). Its state is reset every round. No attack can invert the steps of `adam`
-    and `adamw`."""
+    optimiser: Literal["sgd", "adam", "adamw", "adadelta"] = "sgd"
+    """Optimiser of the local steps (fedavg). Its state is reset every round. No attack can invert the steps of `adam`,
+    `adamw` and `adadelta`. A usual `lr` of `adadelta` is 1."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Momentum of sgd, reset to zero every round."""
+    nesterov: bool = False
+    """Use Nesterov's form of the momentum, as in PyTorch. No attack can invert its steps."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """Weight decay of the local steps (fedavg). `adamw` applies it to the weights; `sgd` and `adam` add it to the
+    """Weight decay of the local steps (fedavg). `adamw` applies it to the weights; the other optimisers add it to the
     gradient, as in PyTorch."""
     clip_norm: Annotated[float, Field(gt=0)] | None = None
     """Maximum norm of the gradient of a local step (fedavg). Longer gradients are scaled down to it. This stabilises

@@ -92,6 +92,9 @@ class RoundRow(ArmRoundRow):
     non_member_mean_accuracy: float | None = column(
         "test accuracy of a non-member with the mean of the clients' private parts but random keys, 0..1"
     )
+    non_member_zero_accuracy: float | None = column(
+        "test accuracy of a non-member with zeros for the clients' private parts and random keys, 0..1"
+    )
     backdoor_accuracy: float | None = column("share of test images with the trigger classified as its target, 0..1")
     baseline_accuracy: float | None = column(
         "test accuracy of always predicting the majority class, 0..1: 95 % of test sets of this size have less"
@@ -302,6 +305,8 @@ class SnapshotRow(SampleRow):
 
     iteration: Int32 = key("iteration of the attack: 0, 10, 100, 1000 and so on, and the last one")
     image: bytes = key("the matched reconstruction at that iteration (PNG)")
+    mse: float | None = column("mean squared error of its pixels in [0, 1]")
+    wasserstein: float | None = column("Wasserstein-1 distance between its pixel values and those of the true image")
 
 
 @dataclass(frozen=True, kw_only=True)

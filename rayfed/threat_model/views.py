@@ -59,9 +59,15 @@ class View:
         """Yield fields of the attack that are incompatible with the view, each with an error message."""
         from rayfed.scenario import resolve
 
-        if self.of_round and any(arm.training.optimiser != "sgd" for arm in resolve(scenario).values()):
-            message = "an update after steps of Adam is not a sum of gradients; set `observes: gradient`, or use sgd"
-            yield "observes", message
+        trainings = [arm.training for arm in resolve(scenario).values()] if self.of_round else []
+        if any(training.optimiser != "sgd" for training in trainings):
+            yield (
+                "observes",
+                "an update after steps of Adam or AdaDelta is not a sum of gradients; set `observes: gradient`, or use "
+                "sgd",
+            )
+        elif any(training.nesterov for training in trainings):
+            yield "observes", "steps with `nesterov` are not simulated; set `observes: gradient`, or remove `nesterov`"
         if self.of_round and attack.batch_size != 1:
             message = f"found {attack.batch_size}, but an update uses the victim's batches; set `observes: gradient`"
             yield "batch_size", message

@@ -21,8 +21,9 @@ from rayfed.attacks.matching.gradinversion import GradInversion
 from rayfed.attacks.matching.idlg import Idlg
 from rayfed.attacks.matching.inverting_gradients import InvertingGradients, decayed
 from rayfed.attacks.matching.lbfgs import minimise
-from rayfed.attacks.matching.priors import total_variation
+from rayfed.attacks.matching.priors import squared_variation, total_variation
 from rayfed.attacks.matching.problem import Matching, matched_layers
+from rayfed.attacks.matching.unit_steps import take_unit_steps
 from rayfed.errors import UserError
 from rayfed.models.convnet import ConvNet
 from rayfed.models.mlp import Mlp
@@ -103,7 +104,11 @@ def test_total_variation_against_a_loop(channels: int) -> None:
     across = [image[c, i, j + 1] - image[c, i, j] for c in range(channels) for i in range(5) for j in range(6)]
     expected = sum(map(abs, down)) / len(down) + sum(map(abs, across)) / len(across)
     torch.testing.assert_close(total_variation(image), expected)
-    assert total_variation(torch.ones(2, channels, 5, 7)).tolist() == [0, 0]
+    squares = [sum(d**2 for d in differences) / len(differences) for differences in (down, across)]
+    torch.testing.assert_close(squared_variation(image), 2 * sum(squares))
+    for variation in (total_variation, squared_variation):
+        assert variation(torch.ones(2, channels, 5, 7)).tolist() == [0, 0]
+        assert variation(torch.rand(2, channels, 1, 7)).tolist() == [0, 0]
 
 
 def test_layers_are_chosen_by_name_or_pattern() -> None:
@@ -216,6 +221,7 @@ def test_adam_follows_torch(signed: bool, beta2: float) -> None:
 
 ATTACKS = {
     "dlg": Dlg(iterations=1, restarts=1),
+    "dlg, published": Dlg(iterations=1, restarts=1, line_search=False),
     "idlg": Idlg(iterations=1, restarts=1),
     "inverting_gradients": InvertingGradients(iterations=10, restarts=2),
     "gradinversion": GradInversion(iterations=10, seeds=2),
@@ -303,6 +309,42 @@ def test_idlg_finds_a_digit() -> None:
     model, observations = two_digits(known=False)
     (result,) = Idlg().reconstruct(observations[:1], model, seeded(0))
     assert psnr(result.images, digit(3)) > 40
+
+
+def test_dlg_without_a_line_search_is_the_published_loop() -> None:
+    """The loop of the authors' code, written out: `torch.optim.LBFGS` on the image and the logits of its label."""
+    model, (seen, _) = two_digits(known=False)
+    dummy = torch.randn(74, generator=seeded(0)[0])
+    parts = image, logits = dummy[:64].view(1, 1, 8, 8).requires_grad_(), dummy[64:].view(1, 10).requires_grad_()
+    optimiser = torch.optim.LBFGS(parts, lr=1)
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        loss = -(logits.softmax(1) * model(image).log_softmax(1)).sum()
+        slopes = torch.autograd.grad(loss, tuple(model.parameters()), create_graph=True)
+        apart = [
+            (g - seen.update[n]).square().sum() for (n, _), g in zip(model.named_parameters(), slopes, strict=True)
+        ]
+        distance = torch.stack(apart).sum()
+        distance.backward()
+        return distance
+
+    for _ in range(2):
+        optimiser.step(closure)
+    (result,) = Dlg(iterations=2, restarts=1, line_search=False).reconstruct([seen], model, seeded(0))
+    torch.testing.assert_close(result.images, image.detach().clamp(0, 1), atol=1e-3, rtol=0)
+
+
+def test_a_search_with_unit_steps_that_diverges_ends_alone() -> None:
+    def holed(x: Tensor, problems: Tensor) -> tuple[Tensor, Tensor]:
+        inside = (problems == 1) & (x.abs().sum(1) < 1)
+        return x.square().sum(1).masked_fill(inside, torch.nan), 2 * x
+
+    found = take_unit_steps(holed, torch.full((2, 3), 2.0), 5, 20)
+    assert found.values[0] < 1e-6
+    assert not found.values[1].isfinite()
+    assert found.iterations[1] < found.iterations[0] == 100
+    assert found.history.shape == (101, 2)
 
 
 @pytest.mark.engine

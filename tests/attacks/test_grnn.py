@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from rayfed.attacks.matching.distances import squared_l2
 from rayfed.attacks.matching.generators import LATENT, Generator
 from rayfed.attacks.matching.grnn import Grnn, Makers, RmsProp, wasserstein
+from rayfed.attacks.matching.priors import squared_variation
 from rayfed.attacks.matching.problem import Matching
 from rayfed.errors import UserError
 from rayfed.metrics.images import psnr
@@ -40,6 +41,19 @@ def test_wasserstein_against_scipy() -> None:
     for q, found in enumerate(wasserstein(left, right).tolist()):
         values = [torch.cat([t[q].flatten() for t in side.values()]).numpy() for side in (left, right)]
         assert found == pytest.approx(scipy.stats.wasserstein_distance(*values), rel=1e-5)
+
+
+def test_the_objective_of_the_published_code() -> None:
+    """Its "Wasserstein distance" is the Euclidean norm of the difference, with a finite slope at 0."""
+    left, right = ({"a": torch.randn(2, 4, generator=g), "b": torch.randn(2, 3, 3, generator=g)} for g in seeded(0, 1))
+    apart = torch.cat([(left[name] - right[name]).flatten(1) for name in left], 1)
+    expected = apart.square().sum(1) + apart.norm(dim=1)
+    torch.testing.assert_close(Grnn(wd=0, norm=1).distance(left, right), expected)
+    same = {name: t.clone().requires_grad_() for name, t in left.items()}
+    Grnn(mse=0, wd=0, norm=1).distance(same, left).sum().backward()
+    assert all(t.grad is not None and not t.grad.any() for t in same.values())
+    images = torch.rand(2, 1, 3, 4, 5, generator=seeded(2)[0])
+    torch.testing.assert_close(Grnn(tv=0.5, tv_power=2).prior(images), 0.5 * squared_variation(images).mean(1))
 
 
 def test_rmsprop_follows_torch() -> None:
@@ -106,7 +120,7 @@ def test_the_cosine_alone_does_not_see_the_length_of_the_gradient() -> None:
 
 
 def test_nothing_to_match_is_refused() -> None:
-    with pytest.raises(ValidationError, match="mse, wd and cd"):
+    with pytest.raises(ValidationError, match="mse, wd, norm and cd"):
         Grnn(mse=0, wd=0)
 
 

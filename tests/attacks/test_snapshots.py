@@ -148,6 +148,9 @@ def test_the_first_victims_strip_stands_beside_its_true_images() -> None:
     assert all(set(row) == set(TABLES["snapshots"].names) for row in tables.snapshots)
     assert {(row["victim"], row["repeat"]) for row in tables.snapshots} == {(2, 0)}
     assert {row["iteration"] for row in tables.snapshots} == {0, 10, 12}
+    last = [row["mse"] for row in tables.snapshots if row["iteration"] == 12]
+    scored = {row["sample"]: row["mse"] for row in tables.attacks if row["victim"] == 2}
+    assert last == pytest.approx([scored[row["sample"]] for row in tables.snapshots if row["iteration"] == 12])
     ends = {row["sample"]: row["image"] for row in tables.snapshots if row["iteration"] == 12}
     matched = {row["sample"]: row["reconstructed"] for row in tables.images if row["victim"] == 2}
     assert len(ends) == 4

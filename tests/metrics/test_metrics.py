@@ -12,6 +12,7 @@ import pytest
 import skimage.metrics
 import torch
 import torchvision
+from scipy.stats import wasserstein_distance
 from sklearn.datasets import load_digits, load_sample_image
 from torch import Tensor
 from torch.nn import functional as F
@@ -19,7 +20,8 @@ from torch.nn import functional as F
 from rayfed.errors import UserError
 from rayfed.metrics import score
 from rayfed.metrics.assignment import assign
-from rayfed.metrics.images import mse, psnr, ssim
+from rayfed.metrics.eight_bit import psnr_8bit, psnr_overflow, psnr_root, root_mse
+from rayfed.metrics.images import mse, psnr, ssim, wasserstein
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.labels import even_guess, label_accuracy
 from rayfed.metrics.lpips import Lpips, LpipsUnavailable
@@ -43,6 +45,31 @@ def digits() -> Tensor:
 def noisy(images: Tensor, deviation: float) -> Tensor:
     noise = torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
     return (images + deviation * noise).clamp(0, 1)
+
+
+def test_eight_bit_metrics_are_those_of_files_in_numpy(photographs: Tensor) -> None:
+    """Torchvision writes the files; NumPy squares their differences in uint8 (which overflows) and in float64."""
+    guesses, to_file = noisy(photographs, 0.1), torchvision.transforms.ToPILImage()
+    for true, guess in zip(photographs, guesses, strict=True):
+        a, b = (np.asarray(to_file(image)) for image in (true, guess))
+        error, wrapped = np.mean((a.astype(float) - b) ** 2), np.mean((a - b) ** 2)
+        expected = (10 * np.log10(255**2 / each) for each in (error, wrapped, np.sqrt(error)))
+        found = (metric(true[None], guess[None]).item() for metric in (psnr_8bit, psnr_overflow, psnr_root))
+        assert tuple(found) == pytest.approx(tuple(expected))
+        assert root_mse(true[None], guess[None]).item() == pytest.approx(np.sqrt(error))
+    assert not root_mse(photographs, photographs).any()
+    all_pixels = torch.arange(256)[None, None, None] / 255  # no value of an 8-bit file is truncated to the one below
+    assert (to_file(all_pixels[0]).tobytes(), root_mse(all_pixels, all_pixels + 1e-4).item()) == (bytes(range(256)), 0)
+
+
+def test_wasserstein_is_scipys_and_ignores_places(photographs: Tensor) -> None:
+    guesses = noisy(photographs, 0.1)
+    channels = [
+        [wasserstein_distance(*(x.flatten().numpy() for x in pair)) for pair in zip(a, b, strict=True)]
+        for a, b in zip(photographs, guesses, strict=True)
+    ]
+    assert wasserstein(photographs, guesses).tolist() == pytest.approx(np.mean(channels, 1).tolist())
+    assert not wasserstein(photographs, photographs.flip(-1)).any()
 
 
 def written_out_ssim(a: Tensor, b: Tensor, window: int) -> Tensor:

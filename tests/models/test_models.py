@@ -73,6 +73,8 @@ def size(model: nn.Module) -> int:
         ("lenet", {}, (3, 32, 32), 10, 15_826),  # DLG, 768 features
         ("lenet", {}, (1, 28, 28), 10, 13_426),  # 588 features
         ("lenet5", {}, (1, 28, 28), 10, 156 + 2_416 + 48_120 + 10_164 + 850),  # Gu 2021, table 2, layer by layer
+        ("lenet5", {"padding": 0, "init": "uniform"}, (3, 32, 32), 10, 62_006),  # GRNN's published code
+        ("lenet", {"norm": "batch", "normed": "first"}, (3, 32, 32), 10, 15_826 + 24),  # FedKL's published code
         ("alexnet", {}, (3, 32, 32), 10, 4_864 + 307_392 + 663_936 + 884_992 + 590_080 + 40_970),  # likewise
         ("convnet", {}, (3, 32, 32), 10, 2_904_970),  # ConvNet64 as breaching counts it
         ("mlp", {}, (1, 28, 28), 10, 199_210),  # the 2NN of McMahan 2017

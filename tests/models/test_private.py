@@ -281,7 +281,8 @@ def test_members_are_evaluated_with_their_own_part_and_non_members_with_none() -
     assert member["test"][1] == pytest.approx(accuracy(states[1][PRIVATE]))
     non_member = runtime.drawn_privately("locked", "stranger", 1)
     mean = {name: (states[0][PRIVATE][name] + states[1][PRIVATE][name]) / 2 for name in LOCK}
-    expected = accuracy(non_member), accuracy(non_member | mean)
+    zero = {name: torch.zeros_like(t) for name, t in mean.items()}
+    expected = accuracy(non_member), accuracy(non_member | mean), accuracy(non_member | zero)
     assert runtime.evaluate_non_member("locked", after, list(states.values())) == pytest.approx(expected)
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from rayfed.core import objective
 from rayfed.data.base import Dataset
+from rayfed.data.words.base import Word
 from rayfed.errors import DataError, UserError
 from rayfed.models.build import build_model, output_shape
 from rayfed.registry import build
@@ -184,6 +185,16 @@ def test_words_of_other_lengths_and_letters_are_left_out(tmp_path: Path) -> None
     np.testing.assert_array_equal(data.train_labels[0], data.train_labels[1])
     with pytest.raises(DataError, match="ic15 has no word with 3 to 25 letters out of xyz"):
         loaded({"format": "ic15", "root": str(tmp_path)}, letters="xyz")
+
+
+@pytest.mark.parametrize(("across", "kept"), [(50, 25), (400, 100)])
+def test_a_test_word_can_keep_its_proportions(across: int, kept: int) -> None:
+    picture = np.random.default_rng(0).integers(0, 256, (64, across), np.uint8)
+    [word] = Word("abc", Image.fromarray(picture)).pixels(32, 100, proportional=True)
+    expected = Image.fromarray(picture).resize((kept, 32), Image.Resampling.BILINEAR)
+    np.testing.assert_array_equal(word[:, :kept], np.asarray(expected))
+    assert word.shape == (32, 100)
+    assert len(np.unique(word[:, kept:])) <= 1
 
 
 def test_rendered_words_are_the_same_again_and_others_with_another_seed() -> None:

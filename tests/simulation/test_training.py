@@ -69,13 +69,13 @@ def mlp() -> nn.Module:
     return build_model("mlp", {"hidden": [16]}, (1, 8, 8), 10, seed=0)
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_local_training_is_torchs_sgd(digits, momentum: float) -> None:  # type: ignore[no-untyped-def]
-    training = Training(epochs=2, batch_size=8, lr=0.1, momentum=momentum)
+@pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.9, True)])
+def test_local_training_is_torchs_sgd(digits, momentum: float, nesterov: bool) -> None:  # type: ignore[no-untyped-def]
+    training = Training(epochs=2, batch_size=8, lr=0.1, momentum=momentum, nesterov=nesterov)
     work = task(digits, mlp())
     update = update_method(training, [])(work)
     reference = mlp()
-    optimiser = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=momentum)
+    optimiser = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=momentum, nesterov=nesterov)
     for index in batches(21, training, work.order):
         optimiser.zero_grad()
         nn.functional.cross_entropy(reference(work.data.inputs[index]), work.data.labels[index]).backward()
@@ -87,13 +87,14 @@ def test_local_training_is_torchs_sgd(digits, momentum: float) -> None:  # type:
 @pytest.mark.parametrize(
     "settings", [{}, {"weight_decay": 0.1}, {"clip_norm": 0.5}, {"weight_decay": 0.1, "clip_norm": 0.5}]
 )
-@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adadelta"])
 def test_local_training_is_torchs_own(digits, name: str, settings: dict[str, float]) -> None:  # type: ignore[no-untyped-def]
-    training = Training(epochs=2, batch_size=8, lr=0.01, optimiser=name.lower(), **settings)  # type: ignore[arg-type]
+    lr = 1.0 if name == "Adadelta" else 0.01
+    training = Training(epochs=2, batch_size=8, lr=lr, optimiser=name.lower(), **settings)  # type: ignore[arg-type]
     work = task(digits, mlp())
     update = update_method(training, [])(work)
     reference = mlp()
-    optimiser = getattr(torch.optim, name)(reference.parameters(), 0.01, weight_decay=settings.get("weight_decay", 0.0))
+    optimiser = getattr(torch.optim, name)(reference.parameters(), lr, weight_decay=settings.get("weight_decay", 0.0))
     for index in batches(21, training, work.order):
         optimiser.zero_grad()
         nn.functional.cross_entropy(reference(work.data.inputs[index]), work.data.labels[index]).backward()
@@ -124,6 +125,8 @@ def test_schedules_are_torchs_own() -> None:
 
     assert ours(6, kind="cosine", rounds=6) == pytest.approx(rates(lambda o: torchs.CosineAnnealingLR(o, 6), 6))
     assert ours(9, kind="step", rounds=3, factor=0.5) == pytest.approx(rates(lambda o: torchs.StepLR(o, 3, 0.5), 9))
+    by_milestones = rates(lambda o: torchs.MultiStepLR(o, [2, 5], 0.2), 7)
+    assert ours(7, kind="milestones", milestones=(2, 5), factor=0.2) == pytest.approx(by_milestones)
     assert ours(6, warmup=4) == pytest.approx(rates(lambda o: torchs.LinearLR(o, 0.25, 1, 3), 6))
     assert ours(6, kind="cosine", rounds=4, warmup=2)[2:] == pytest.approx(ours(4, kind="cosine", rounds=4))
     assert Training(schedule=Schedule(kind="step", rounds=5)).in_round(4) == Training(

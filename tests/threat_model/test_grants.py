@@ -94,7 +94,7 @@ FEW = [names for names in SOME if len(names) != 2]
 
 KEYS = {"norm1.lock.key"}
 LOCK = {f"norm1.lock.{layer}.{name}" for layer in ("gamma", "beta") for name in ("weight", "bias")}
-PRIVATE = {"key": KEYS, "lock": LOCK, "colluder": KEYS | LOCK}
+PRIVATE = {"key": KEYS, "lock": LOCK, "lock_weights": LOCK, "colluder": KEYS | LOCK}
 """Tensors of the arm `locked` on which a grant has a say; on all others none has."""
 
 
@@ -136,6 +136,14 @@ def test_an_attacker_receives_what_protocol_and_grants_declare_and_nothing_else(
         private = set[str]().union(*(PRIVATE[name] for name in names if name in PRIVATE and arm == "locked"))
         for field, shown in protocol(observation).items():
             assert differing(shown, protocol(plain)[field]) <= private, (names, field)
+
+
+def test_the_values_of_a_lock_come_without_key_and_gradient(seen: Any) -> None:
+    plain, granted, lock = seen(), seen("lock_weights"), seen("lock")
+    assert all(same(granted.buffers[name], lock.weights[name]) for name in LOCK)
+    assert all(not same(granted.buffers[name], plain.buffers[name]) for name in LOCK)
+    assert all(same(granted.buffers[name], plain.buffers[name]) for name in KEYS)
+    assert not LOCK & granted.update.keys()
 
 
 @pytest.mark.engine

@@ -1,13 +1,14 @@
 """Deep leakage from gradients (DLG): fit images and soft labels to the observed gradient by L-BFGS.
 
 Source: Zhu et al. 2019, "Deep Leakage from Gradients" (DLG), algorithm 1. Two changes make the search robust: a line
-search replaces the authors' step size of 1, and another random start follows if one ends in a local minimum.
+search replaces the authors' step size of 1, and another random start follows if one ends in a local minimum. The option
+`line_search: false` is the search of the authors' published code.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil, isfinite
+from math import ceil, isfinite, isnan
 from typing import Annotated
 
 import torch
@@ -20,6 +21,7 @@ from rayfed.attacks.matching.lbfgs import Minima, minimise
 from rayfed.attacks.matching.options import GradientMatching
 from rayfed.attacks.matching.problem import Matching
 from rayfed.attacks.matching.snapshots import Snapshots
+from rayfed.attacks.matching.unit_steps import take_unit_steps
 from rayfed.registry import component
 from rayfed.update import Observation
 
@@ -45,6 +47,10 @@ class Dlg(GradientMatching):
     """Maximum number of iterations per start, each of 20 L-BFGS steps; a start ends early if it no longer improves."""
     restarts: Annotated[int, Field(ge=1)] = 3
     """Maximum number of random starts from N(0, 1); another start is run only if none has matched the gradient."""
+    line_search: bool = True
+    """Choose the length of each L-BFGS step by a line search, in float64. False: steps of length 1 in float32, as in
+    the authors' published code, which also has one start (`restarts: 1`). This search diverges for many images. Its
+    result is the last point of the start with the lowest objective, and a point that is not finite is a black image."""
 
     @property
     def evaluations(self) -> int:
@@ -58,7 +64,11 @@ class Dlg(GradientMatching):
         return self._where_it_can_start(lambda o, g: self._group(o, model, g), observations, generators)
 
     def _matching(self, observations: Sequence[Observation], model: nn.Module) -> Matching:
-        return self._problem(observations, model, squared_l2, dtype=_PRECISION)
+        return self._problem(observations, model, squared_l2, dtype=self._precision)
+
+    @property
+    def _precision(self) -> torch.dtype:
+        return _PRECISION if self.line_search else torch.float32
 
     def _group(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
@@ -72,7 +82,7 @@ class Dlg(GradientMatching):
             if not unsolved:
                 break
             results = self._attempt(problem, unsolved, starts[unsolved, attempt])
-            best |= {v: r for v, r in results.items() if v not in best or r.loss < best[v].loss}
+            best |= {v: r for v, r in results.items() if v not in best or isnan(best[v].loss) or r.loss < best[v].loss}
         return [best[v] for v in range(len(observations))]
 
     def _starts(self, problem: Matching, observation: Observation, generator: torch.Generator) -> Tensor:
@@ -84,18 +94,21 @@ class Dlg(GradientMatching):
         """Run the search from another start (Q, D) for each victim in `members`."""
         victims = torch.tensor(members, device=problem.device)
         snapshots = Snapshots(problem.images, _STEPS)
-        minima = minimise(
-            lambda points, rows: problem.value_and_gradient(points, victims[rows]),
-            problem.begun(start.to(problem.device, _PRECISION), victims),
-            self.iterations * _STEPS,
-            target=_ROUNDING * problem.target_norms()[victims],
-            watch=snapshots.note,
-        )
+        begun = problem.begun(start.to(problem.device, self._precision), victims)
+
+        def objective(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+            return problem.value_and_gradient(points, victims[rows])
+
+        if self.line_search:
+            target = _ROUNDING * problem.target_norms()[victims]
+            minima = minimise(objective, begun, self.iterations * _STEPS, target, snapshots.note)
+        else:
+            minima = take_unit_steps(objective, begun, self.iterations, _STEPS, snapshots.note)
         return dict(zip(members, _reconstructions(problem, minima, victims, snapshots), strict=True))
 
 
 def _reconstructions(problem: Matching, minima: Minima, victims: Tensor, snapshots: Snapshots) -> list[Reconstruction]:
-    images = problem.images(minima.points).clamp(0, 1).float().cpu()
+    images = problem.images(minima.points).nan_to_num(0.0).clamp(0, 1).float().cpu()
     labels = problem.hard_labels(minima.points, victims).cpu()
     history, steps = minima.history.cpu(), minima.iterations.tolist()
     return [
@@ -107,7 +120,7 @@ def _reconstructions(problem: Matching, minima: Minima, victims: Tensor, snapsho
             snapshots=snapshots.until(ceil(steps[row] / _STEPS), images[row], row),
             iterations=ceil(steps[row] / _STEPS),
             status="ok" if isfinite(loss) else "diverged",
-            message="" if isfinite(loss) else "the objective is not finite at the starting point of the search",
+            message="" if isfinite(loss) else f"the objective is not finite after {steps[row]} steps of the search",
         )
         for row, loss in enumerate(minima.values.tolist())
     ]

@@ -7,15 +7,16 @@ RMSprop with the thesis' settings needs 1300 steps to reconstruct a CIFAR-10 ima
 factor of 10^4, and a mean square with a decay of 0.99 keeps steps short long after the slopes have become small. With
 0.9, as in Tieleman and Hinton 2012, "Lecture 6.5 - RMSProp", 700 steps are enough.
 
-The Wasserstein distance is the exact W1 distance between the values of the two gradients. The total variation is that
-of `priors.py`; the authors' published code squares the differences.
+The Wasserstein distance is the exact W1 distance between the values of the two gradients. The authors' published code
+has two other terms. The term named Wasserstein distance is the Euclidean norm of the difference of the gradients, and
+the total variation squares the differences. The options `norm` and `tv_power` give these terms.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -27,7 +28,7 @@ from rayfed.attacks.groups import in_groups
 from rayfed.attacks.matching.adam import Descent, best_restarts
 from rayfed.attacks.matching.distances import one_minus_cosine, squared_l2
 from rayfed.attacks.matching.generators import LATENT, Generator
-from rayfed.attacks.matching.priors import total_variation
+from rayfed.attacks.matching.priors import squared_variation, total_variation
 from rayfed.attacks.matching.problem import LocalSteps, Matching, matched_layers
 from rayfed.attacks.matching.snapshots import Snapshots
 from rayfed.attacks.progress import tell
@@ -64,18 +65,24 @@ class Grnn:
     """Weight of the squared L2 distance of the gradients."""
     wd: Annotated[float, Field(ge=0)] = 1.0
     """Weight of the Wasserstein-1 distance between the values of the gradients."""
+    norm: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the Euclidean norm of the difference of the gradients, without the square. The authors' published code
+    calls this norm a Wasserstein distance: `norm: 1` with `wd: 0` is its objective."""
     cd: Annotated[float, Field(ge=0)] = 0.0
     """Weight of one minus the cosine of the gradients."""
     tv: Annotated[float, Field(ge=0)] = 1e-3
     """Weight of the total variation. In the thesis: 1e-3 for LeNet, 1e-6 for ResNet-18."""
+    tv_power: Literal[1, 2] = 1
+    """Power of the pixel differences in the total variation. `1`: absolute differences. `2`: squared differences,
+    counted twice, as in the authors' published code."""
     layers: list[str] | None = None
     """Names or patterns (`conv*`) of the parameters to match. Default: all."""
     local_steps: LocalSteps = "divided"
     """Treatment of several local steps: `divided` by learning rate and steps into one gradient, or `simulated`."""
 
     def __post_init__(self) -> None:
-        if not (self.mse or self.wd or self.cd):
-            raise ValueError("mse, wd and cd are all 0: set at least one of them above 0")
+        if not (self.mse or self.wd or self.norm or self.cd):
+            raise ValueError("mse, wd, norm and cd are all 0: set at least one of them above 0")
 
     def check(self, model: nn.Module, sample: SampleSpec, classes: int) -> None:
         """Raise `UserError` for a pattern in `layers` that matches no parameter of the model."""
@@ -88,13 +95,14 @@ class Grnn:
         return in_groups(lambda o, g: self._group(o, model, g), observations, generators)
 
     def distance(self, gradients: Named, targets: Named) -> Tensor:
-        """Return the weighted sum (Q,) of the squared L2, Wasserstein-1 and cosine distances between gradients."""
-        terms = ((self.mse, squared_l2), (self.wd, wasserstein), (self.cd, one_minus_cosine))
+        """Return the weighted sum (Q,) of squared L2, Wasserstein-1, L2 and cosine distances between gradients."""
+        terms = ((self.mse, squared_l2), (self.wd, wasserstein), (self.norm, l2), (self.cd, one_minus_cosine))
         return torch.stack([weight * term(gradients, targets) for weight, term in terms if weight]).sum(0)
 
     def prior(self, images: Tensor) -> Tensor:
         """Return the weighted total variation (Q,) of images (Q, N, C, H, W)."""
-        return self.tv * total_variation(images).mean(1)
+        variation = total_variation if self.tv_power == 1 else squared_variation
+        return self.tv * variation(images).mean(1)
 
     def _group(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
@@ -126,6 +134,12 @@ class Grnn:
             optimiser.step(torch.autograd.grad(points, list(makers.weights.values()), slopes, materialize_grads=True))
             points = makers.points()
         return Descent(best, best_values, points.detach(), values, trace, self.iterations)
+
+
+def l2(gradients: Named, targets: Named) -> Tensor:
+    """Return the Euclidean distance (Q,) between gradients, with all layers as one vector; its slope at 0 is 0."""
+    squares = squared_l2(gradients, targets)
+    return squares.clamp(min=torch.finfo(squares.dtype).tiny).sqrt()
 
 
 def wasserstein(gradients: Named, targets: Named) -> Tensor:

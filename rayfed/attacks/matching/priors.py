@@ -29,6 +29,18 @@ def total_variation(images: Tensor) -> Tensor:
     return down + across
 
 
+def squared_variation(images: Tensor) -> Tensor:
+    """Return twice the sum of the mean squared vertical and horizontal differences, (..., C, H, W) -> (...).
+
+    This is the total variation of GRNN's published code. Otherwise as `total_variation`.
+    """
+    if images.shape[-2] == 1:
+        return images.new_zeros(images.shape[:-3])
+    down = (images[..., 1:, :] - images[..., :-1, :]).square().mean((-3, -2, -1))
+    across = (images[..., 1:] - images[..., :-1]).square().mean((-3, -2, -1))
+    return 2 * (down + across)
+
+
 def euclidean(images: Tensor) -> Tensor:
     """Return the Euclidean norm of each image, (..., C, H, W) -> (...)."""
     norms: Tensor = vector_norm(images, dim=(-3, -2, -1))

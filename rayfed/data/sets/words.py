@@ -40,6 +40,9 @@ class Words:
     """Height of an image in pixels."""
     width: Annotated[int, Field(ge=1)] = 100
     """Width of an image in pixels, to which all words are resized."""
+    test_proportions: bool = False
+    """Keep the proportions of test words, as in tables 4.1 and 4.3 of the thesis. A word narrower than `width` is
+    filled up on the right with the grey of its last column. Default: false, all words are resized to `width`."""
     letters: Annotated[str, Field(min_length=1)] = "0123456789abcdefghijklmnopqrstuvwxyz"
     """Letters of words; words with other characters are excluded."""
     shortest: Annotated[int, Field(ge=1)] = 3
@@ -61,7 +64,7 @@ class Words:
         test = [self._words(source, self.test_samples) for source in self.test]
         return Dataset(
             *self._arrays([word for words in train for word in words]),
-            *self._arrays([word for words in test for word in words]),
+            *self._arrays([word for words in test for word in words], self.test_proportions),
             classes=("", *self.letters),
             sources=tuple(f"{i} {source.format}" for i, source in enumerate(self.train)),
             train_sources=np.repeat(np.arange(len(train)), [len(words) for words in train]),
@@ -87,9 +90,9 @@ class Words:
     def _spelt(word: Word) -> set[str]:
         return set(word.text.lower())
 
-    def _arrays(self, words: Sequence[Word]) -> tuple[np.ndarray, np.ndarray]:
+    def _arrays(self, words: Sequence[Word], proportional: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Return images (N, 1, height, width) uint8 and labels (N, longest) int64, letters from 1."""
         labels = np.full((len(words), self.longest), BLANK, np.int64)
         for row, word in zip(labels, words, strict=True):
             row[: len(word.text)] = [1 + self.letters.index(letter) for letter in word.text.lower()]
-        return np.stack([word.pixels(self.height, self.width) for word in words]), labels
+        return np.stack([word.pixels(self.height, self.width, proportional) for word in words]), labels

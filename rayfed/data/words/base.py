@@ -23,15 +23,20 @@ class Word:
     box: tuple[float, float, float, float] | None = None
     """Left, top, right and bottom of the word in the picture, in pixels. Default: the whole picture."""
 
-    def pixels(self, height: int, width: int) -> np.ndarray:
-        """Return the image of the word, (1, height, width) uint8, grey, resized without keeping proportions.
+    def pixels(self, height: int, width: int, proportional: bool = False) -> np.ndarray:
+        """Return the image of the word, (1, height, width) uint8, grey, resized to this height and width.
 
-        Raises `DataError` for a picture that cannot be decoded, or a box outside the picture.
+        With `proportional`, a word keeps its proportions if it is narrower than the width, and the columns to its right
+        have the mean grey of its last column. Raises `DataError` for a picture that cannot be decoded, or a box outside
+        the picture.
         """
         try:
             with Image.open(self.image) if isinstance(self.image, Path) else self.image as picture:
                 cut = picture.crop(_within(self.box, picture.size)) if self.box else picture
-                return np.asarray(cut.convert("L").resize((width, height), Image.Resampling.BILINEAR))[None]
+                own = min(width, max(1, round(cut.width * height / cut.height))) if proportional else width
+                word = np.asarray(cut.convert("L").resize((own, height), Image.Resampling.BILINEAR))
+                empty = np.full((height, width - own), round(word[:, -1].mean()), np.uint8)
+                return np.concatenate([word, empty], axis=1)[None]
         except Exception as error:  # Pillow's decoders can raise any exception for broken bytes
             raise DataError(
                 f"{self.image} with the word '{self.text}' cannot be read: {error}; download the data set again"

@@ -1,4 +1,7 @@
-"""Local optimisers: SGD with momentum, Adam (Kingma and Ba 2015, algorithm 1) or AdamW (Loshchilov and Hutter 2019).
+"""Local optimisers: SGD with momentum, Adam, AdamW or AdaDelta.
+
+Sources: Kingma and Ba 2015, "Adam", algorithm 1; Loshchilov and Hutter 2019, "Decoupled weight decay regularization";
+Zeiler 2012, "ADADELTA", algorithm 1; Sutskever et al. 2013 for Nesterov's momentum. Constants are PyTorch's.
 
 These are not the classes of `torch.optim`, so that one call can step the stacked weights of a cohort.
 """
@@ -12,6 +15,8 @@ from rayfed.scenario import Training
 from rayfed.update import Named
 
 _BETAS, _EPSILON = (0.9, 0.999), 1e-8
+_DELTA_DECAY, _DELTA_EPSILON = 0.9, 1e-6
+"""Decay of AdaDelta's mean squares, and the constant added to them."""
 
 
 class LocalOptimiser:
@@ -22,15 +27,17 @@ class LocalOptimiser:
         self._training, self._together = training, together
         self._steps = 0
         self._first: Named = {}
-        """SGD's velocity, or Adam's first moment."""
+        """SGD's velocity, Adam's first moment, or AdaDelta's mean square of the steps."""
         self._second: Named = {}
+        """Mean square of the gradients (Adam, AdaDelta)."""
 
     @torch.no_grad()
     def step(self, weights: Named, slope: Named) -> None:
         """Update `weights` in place by one step along the gradient `slope`."""
         training = self._training
         self._steps += 1
-        move = self._sgd if training.optimiser == "sgd" else self._adam
+        rules = {"sgd": self._sgd, "adam": self._adam, "adamw": self._adam, "adadelta": self._adadelta}
+        move = rules[training.optimiser]
         if training.clip_norm is not None:
             slope = clipped(slope, training.clip_norm, leading=int(self._together))
         for name, g in slope.items():
@@ -45,7 +52,8 @@ class LocalOptimiser:
             return g
         past = self._first.get(name)
         self._first[name] = g.clone() if past is None else past.mul_(self._training.momentum).add_(g)
-        return self._first[name]
+        velocity = self._first[name]
+        return g.add(velocity, alpha=self._training.momentum) if self._training.nesterov else velocity
 
     def _adam(self, name: str, g: torch.Tensor) -> torch.Tensor:
         b1, b2 = _BETAS
@@ -53,3 +61,11 @@ class LocalOptimiser:
         second = self._second.setdefault(name, torch.zeros_like(g)).mul_(b2).addcmul_(g, g, value=1 - b2)
         size = (second / (1 - b2**self._steps)).sqrt_().add_(_EPSILON)
         return first.div(size).div_(1 - b1**self._steps)
+
+    def _adadelta(self, name: str, g: torch.Tensor) -> torch.Tensor:
+        decay, fresh = _DELTA_DECAY, 1 - _DELTA_DECAY
+        squares = self._second.setdefault(name, torch.zeros_like(g)).mul_(decay).addcmul_(g, g, value=fresh)
+        moves = self._first.setdefault(name, torch.zeros_like(g))
+        step = (moves + _DELTA_EPSILON).sqrt_().div_((squares + _DELTA_EPSILON).sqrt_()).mul_(g)
+        moves.mul_(decay).addcmul_(step, step, value=fresh)
+        return step

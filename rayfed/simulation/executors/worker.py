@@ -24,6 +24,7 @@ from rayfed.attacks.fit import judged
 from rayfed.core.memory import Peak, peak
 from rayfed.defences.base import Batch
 from rayfed.errors import ClientError, UserError, noting_errors
+from rayfed.metrics.images import mse, wasserstein
 from rayfed.metrics.score import Scorer
 from rayfed.models.private import without
 from rayfed.samples import Records, Tokens
@@ -140,19 +141,19 @@ class ClientWorker(ClientRuntime):
             for split in splits
         }
 
-    def evaluate_non_member(self, arm: str, sent: Sent, states: Sequence[State]) -> tuple[float, float]:
-        """Return the test accuracies of two non-members, which do not have any client's private part of the model.
+    def evaluate_non_member(self, arm: str, sent: Sent, states: Sequence[State]) -> tuple[float, ...]:
+        """Return the test accuracies of three non-members, which do not have any client's private part of the model.
 
-        The first has a newly initialised private part. The second samples only constant tensors (keys, passports)
-        anew, and uses the mean of the clients' private parts otherwise.
+        The first has a newly initialised private part. The others sample only constant tensors (keys, passports) anew.
+        Otherwise, the second uses the mean of the clients' private parts, and the third zeros.
         """
         sent, rows = self.here(sent), np.arange(len(self.data.test_labels))
         drawn = self.drawn_privately(arm, "stranger", sent.round)
         learnt = {n: t for n, t in without(drawn, self.arm(arm).keys).items() if t.is_floating_point()}
         mean = {name: torch.stack([s[PRIVATE][name].to(t) for s in states]).mean(0) for name, t in learnt.items()}
-        whole = [{**sent.weights, **sent.buffers, **own} for own in (drawn, drawn | mean)]
-        anew, averaged = (self._evaluated(arm, state, self._batches(arm, "test", rows)).right for state in whole)
-        return anew / len(rows), averaged / len(rows)
+        zero = {name: torch.zeros_like(t) for name, t in learnt.items()}
+        whole = [{**sent.weights, **sent.buffers, **own} for own in (drawn, drawn | mean, drawn | zero)]
+        return tuple(self._evaluated(arm, state, self._batches(arm, "test", rows)).right / len(rows) for state in whole)
 
     def private_layers(self, arm: str, states: Sequence[State]) -> list[dict[str, Any]]:
         """Return rows of the table `private`: distance and rank of the clients' private layers."""
@@ -248,13 +249,8 @@ class ClientWorker(ClientRuntime):
                 for row, image, order in zip(rows, true, orders, strict=True)
             ]
         with self._noting("snapshots"):
-            snapshots = [
-                {"sample": row["sample"], "iteration": iteration, "image": encode_png(shown[order])}
-                for iteration, shown in (guess.snapshots if strip else ())
-                for row, order in zip(rows, orders, strict=True)
-                if order < len(shown)
-            ]
-        return VictimRows(rows, images, snapshots=snapshots)
+            snapshots = _snapshot_rows(guess.snapshots, rows, true, orders) if strip else Rows()
+        return Scored(rows, images, snapshots=snapshots)
 
     def _between(self, truth: Truth, found: Tensor, observed: ObservedClient) -> float | None:
         """Return the `fit` of the midpoints between the true samples and reconstructions `found` (N, *shape).
@@ -275,6 +271,21 @@ class ClientWorker(ClientRuntime):
         right = sample.found(true, guess).tolist()
         texts = zip(rows, sample.read(true), sample.read(guess), right, strict=True)
         return [{"sample": row["sample"], "true": t, "reconstructed": f, "right": r} for row, t, f, r in texts]
+
+
+def _snapshot_rows(snapshots: Sequence[tuple[int, Tensor]], rows: Rows, true: Tensor, orders: Sequence[int]) -> Rows:
+    """Return rows of the table `snapshots`: the matched image at each iteration, and its distance to the true image."""
+    found = Rows()
+    for iteration, shown in snapshots:
+        for row, image, order in zip(rows, true, orders, strict=True):
+            if order >= len(shown):
+                continue
+            pair = image[None], shown[order][None]
+            distances = {"mse": mse(*pair).item(), "wasserstein": wasserstein(*pair).item()}
+            found.append(
+                {"sample": row["sample"], "iteration": iteration, "image": encode_png(shown[order])} | distances
+            )
+    return found
 
 
 def _nats(guess: Reconstruction, truth: Truth) -> dict[str, float | None]:

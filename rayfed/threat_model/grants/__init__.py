@@ -10,4 +10,5 @@ TABLE: dict[str, str] = {
     "colluder": "rayfed.threat_model.grants.colluder:Colluder",
     "key": "rayfed.threat_model.grants.key:Key",
     "lock": "rayfed.threat_model.grants.lock:Lock",
+    "lock_weights": "rayfed.threat_model.grants.lock_weights:LockWeights",
 }

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean
 
 from rayfed.evidence.settings import MeanEstimate, estimate_mean
-from rayfed.reproductions.reading import Convention, Figure, Group
+from rayfed.reproductions.reading import Figure, Group
 from rayfed.reproductions.records import SizeRecord, Value
 
 Points = tuple[tuple[float, float], ...]
-_PEAK = 255.0
-_SHIFT = 48.130803608679074
-"""20 log10(255) dB: difference between the PSNR of pixels in 0 to 255 and in 0 to 1 for the same error."""
-_TRUE: dict[Convention, Callable[[float], float]] = {
-    "root_psnr": lambda printed: 2 * printed - _SHIFT,
-    "root_mse": lambda printed: (printed / _PEAK) ** 2,
-}
-"""Convention -> conversion of the printed value to the true measure."""
-_PRINTED: dict[Convention, Callable[[float], float]] = {
-    "root_psnr": lambda true: (true + _SHIFT) / 2,
-    "root_mse": lambda true: _PEAK * true**0.5,
-}
 _GRID = 21
 """Number of equally spaced places at which two curves are compared."""
 
@@ -36,13 +24,13 @@ class Finding:
     printed: float
     """The figure as the paper prints it."""
     paper: float
-    """The paper's figure in our measure: converted from its convention, and divided if the group is relative."""
+    """The paper's figure, divided by that of the reference if the group is relative."""
     by_seed: Mapping[int, float] = field(default_factory=dict)
     """Seed -> our value. Equal seeds of two figures have the same weights and attacked clients."""
     curves: Mapping[int, Points] = field(default_factory=dict)
     """Seed -> points of our curve, sorted by x; empty if the figure is a number."""
     also: float | None = None
-    """Our mean in the other arithmetic: the paper's, or the true one if the paper's is compared."""
+    """Our mean in true arithmetic, if the measure is in a convention of the paper."""
 
     @property
     def ours(self) -> MeanEstimate | None:
@@ -67,14 +55,13 @@ def _make_ratios(group: Group, reference: str, record: SizeRecord) -> list[Findi
     """Return the figures divided by the reference, in the paper and here."""
     [base] = [figure for figure in group.figures if figure.label == reference]
     ours_of_base = _numbers(group, base, record)
-    true = _conversion(group)
     findings = []
     for figure in group.figures:
         ratios = {}
         for seed, value in _numbers(group, figure, record).items():
             if ours_of_base.get(seed):
                 ratios[seed] = value / ours_of_base[seed]
-        paper = true(figure.paper) / true(base.paper)
+        paper = figure.paper / base.paper
         findings.append(Finding(figure.label, figure.paper, paper, ratios))
     return findings
 
@@ -90,18 +77,11 @@ def _make_curve(group: Group, figure: Figure, record: SizeRecord) -> Finding:
 def _make_number(group: Group, figure: Figure, record: SizeRecord) -> Finding:
     by_seed = _numbers(group, figure, record)
     also = None
-    if group.convention and by_seed:
-        also = _PRINTED[group.convention](fmean(by_seed.values()))
     if group.true_measure is not None:
         true = [seed.true_values.get(group.key, {}).get(figure.label) for seed in record.seeds.values()]
         known = [value for value in true if isinstance(value, float)]
         also = fmean(known) if known else None
-    return Finding(figure.label, figure.paper, _conversion(group)(figure.paper), by_seed, also=also)
-
-
-def _conversion(group: Group) -> Callable[[float], float]:
-    """Return the conversion of the paper's figures to our measure."""
-    return _TRUE[group.convention] if group.convention else float
+    return Finding(figure.label, figure.paper, figure.paper, by_seed, also=also)
 
 
 def _values(record: SizeRecord, group: Group, figure: Figure) -> dict[int, Value]:

@@ -2,92 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 from rayfed.core.documents import load_yaml
 from rayfed.errors import UserError, nearest
-from rayfed.evidence.settings import Estimate, estimate
 from rayfed.metrics.known import METRICS
-from rayfed.reproductions.reading import Figure, Group
+from rayfed.reproductions.reading import Figure, Group, Where
+from rayfed.reproductions.records import Value
 from rayfed.results.loading import Sweep
 from rayfed.store.schemas import TABLES
 
 Row = Mapping[str, Any]
+Measured = dict[int, dict[str, dict[str, Value]]]
+"""Seed -> key of a group -> label of a figure -> our value."""
 
 
 def measure(groups: Sequence[Group], sweep: Sweep) -> Measured:
     """Return our values of all figures of some groups, by seed. A figure whose trials failed has no value.
 
-    label: str
-    printed: float
-    """The figure as the paper prints it."""
-    paper: float
-    """The paper's figure, divided by that of the reference if the group is relative."""
-    ours: Estimate | None
-    """Our estimate; None if not measured, see `why`."""
-    ours_true: float | None = None
-    """Our mean in true arithmetic (`Group.true_measure`); None if `ours` is in true arithmetic already."""
-    default_attack: float | None = None
-    """Mean of `Figure.default_attack` in true arithmetic; None if the figure has none."""
-    why: str = ""
-    by_seed: Mapping[int, float] = field(default_factory=dict)
-    """Repeat -> our value. Equal repeats of two figures have the same seed, weights and attacked clients."""
-
-
-def measured(group: Group, sweep: Sweep) -> list[Finding]:
-    """Return the findings of a group: each value of the paper with our estimate, in order.
-
-    A figure whose trials failed has no estimate. Raises `UserError` if no trial has finished, or if no row fits the
-    `where` of a figure.
+    Raises `UserError` if no trial has finished, or if no row fits the `where` of a figure.
     """
-    ended = sweep.outcomes().to_pylist()
-    if not any(row["status"] == "finished" for row in ended):
-        said = next((row["error"] for row in ended if row["error"]), "they are not finished")
-        raise UserError(f"none of the sweep's trials has finished: {said}")
-    found = [_by_repeat(group, figure, sweep) for figure in group.figures]
-    reference = dict(zip((f.label for f in group.figures), zip(group.figures, found, strict=True), strict=True))
-    beneath = reference.get(group.relative_to or "")
-    findings = [_finding(group, figure, values, beneath) for figure, values in zip(group.figures, found, strict=True)]
-    return [_with_context(group, figure, sweep, each) for figure, each in zip(group.figures, findings, strict=True)]
-
-
-def _finding(
-    group: Group, figure: Figure, values: Mapping[int, float], beneath: tuple[Figure, Mapping[int, float]] | None
-) -> Finding:
-    paper = figure.paper
-    if beneath is not None:
-        paper /= beneath[0].paper
-        values = {repeat: v / beneath[1][repeat] for repeat, v in values.items() if beneath[1].get(repeat)}
-    ours = estimate([values[repeat] for repeat in sorted(values)])
-    if ours is None:
-        why = f"the reference '{group.relative_to}' has no finished trial, or is 0"
-        why = "not measured: no trial has finished" if beneath is None else why
-        return Finding(figure.label, figure.paper, paper, None, why=why)
-    return Finding(figure.label, figure.paper, paper, ours, by_seed=values)
-
-
-def _with_context(group: Group, figure: Figure, sweep: Sweep, finding: Finding) -> Finding:
-    """Return the finding with our mean in true arithmetic and that of the default attack, if there are any."""
-    true = group.model_copy(update={"measure": group.true_measure or group.measure})
-    default = figure.model_copy(update={"where": figure.where | figure.default_attack})
-    return replace(
-        finding,
-        ours_true=_mean_of_repeats(true, figure, sweep) if group.true_measure else None,
-        default_attack=_mean_of_repeats(true, default, sweep) if figure.default_attack else None,
-    )
-
-
-def _mean_of_repeats(group: Group, figure: Figure, sweep: Sweep) -> float | None:
-    """Return our mean over the seeds, None if nothing was measured."""
-    values = _by_repeat(group, figure, sweep)
-    return fmean(values.values()) if values else None
-
-
-def _by_repeat(group: Group, figure: Figure, sweep: Sweep) -> dict[int, float]:
-    """Return the value of each repeat."""
     outcomes = sweep.outcomes().to_pylist()
     if not any(row["status"] == "finished" for row in outcomes):
         reason = next((row["error"] for row in outcomes if row["error"]), "they are not finished")
@@ -155,16 +91,16 @@ def _reduced(group: Group, column: str, rows: Sequence[Row]) -> float:
     return {"min": min, "max": max}.get(group.take, fmean)(values)
 
 
-def _counted(group: Group, row: Row) -> float | None:
+def _counted(group: Group, column: str, row: Row) -> float | None:
     """Return a row's value, or None without one. A metric is limited to its ceiling."""
-    value = row[group.measure]
-    if group.at_least is not None:
+    value = row[column]
+    if column == group.measure and group.at_least is not None:
         return float(value is not None and value >= group.at_least)
     if column == group.measure and group.at_most is not None:
         return float(value is not None and value <= group.at_most)
     if value is None:
         return None
-    return min(float(value), METRICS[group.measure].ceiling) if group.measure in METRICS else float(value)
+    return min(float(value), METRICS[column].ceiling) if column in METRICS else float(value)
 
 
 def _fits(row: Row, where: Mapping[str, Any], columns: Collection[str]) -> bool:

@@ -68,66 +68,32 @@ def verdict_text(whole: Whole | Judgement | None) -> str:
     return f"{name}: {whole.seeds} seeds would decide" if undecided else name
 
 
-@dataclass(frozen=True)
-class Record:
-    """Results of one reproduction."""
-
-    name: str
-    reproduction: Reproduction
-    scale: Scale
-    date: str
-    """Day of the comparison, ISO."""
-    made_with: str
-    """Versions and cores, see `made_with`."""
-    judgements: list[Judgement]
-    seconds: float | None
-    """Wall time of the run (s); None for an earlier run."""
-    scenario: str = ""
-    """YAML of the scenario; empty without one."""
-    changes: tuple[str, ...] = ()
-    """Changes made with `--set`."""
-
-    @property
-    def verdict(self) -> Verdict:
-        """Return the least favourable verdict of the groups."""
-        return overall([each.verdict for each in self.judgements])
-
-    def document(self) -> dict[str, Any]:
-        """Return the record as plain data, from which pages are written."""
-        own = self.reproduction
-        return {
-            "name": self.name,
-            "title": own.title,
-            "paper": own.paper.model_dump(),
-            "claim": own.claim,
-            "remarks": own.remarks,
-            "scale": self.scale,
-            "verdict": self.verdict,
-            "date": self.date,
-            "seconds": None if self.seconds is None else round(self.seconds),
-            "made_with": self.made_with,
-            "changes": list(self.changes),
-            "groups": [
-                {
-                    "title": each.group.title,
-                    "tolerance": each.group.tolerance,
-                    "relative_to": each.group.relative_to,
-                    "ranked": each.group.ranked,
-                    "true_measure": each.group.true_measure,
-                    "verdict": each.verdict,
-                    "because": each.because,
-                    "figures": [asdict(finding) for finding in each.findings],
-                }
-                for each in self.judgements
-            ],
-            "absent": [each.model_dump() for each in own.not_compared(self.scale)],
-            "scenario": self.scenario,
-        }
+def reasons_text(judgement: Judgement) -> str:
+    """Return the figures and pairs that decided a verdict; empty if all agree."""
+    texts = [_FIGURES[one.state].format(one.label) for one in judgement.figures if one.state is FigureState.MISSING]
+    texts += [_pair_text(pair) for pair in judgement.pairs if pair.state in _REASONS.get(judgement.verdict, ())]
+    if not judgement.pairs:
+        states = _FIGURE_REASONS.get(judgement.verdict, ())
+        texts += [_FIGURES[one.state].format(one.label) for one in judgement.figures if one.state in states]
+    if len(texts) > _MOST_REASONS:
+        texts[_MOST_REASONS:] = [f"{len(texts) - _MOST_REASONS} more pairs or figures are like this"]
+    return ". ".join(map(_sentence, texts))
 
 
-def rows(findings: Iterable[Finding]) -> list[tuple[str, str, str]]:
-    """Return one table row per value under `HEADINGS`, with our true value if the paper has its own convention."""
-    return [_row(asdict(finding)) for finding in findings]
+_MOST_REASONS = 4
+"""Maximum number of reasons that a text lists."""
+_REASONS = {
+    Verdict.BETTER: (PairState.ABSENT,),
+    Verdict.UNDECIDED: (PairState.UNDECIDED, PairState.NO_OVERLAP),
+    Verdict.CONTRADICTED: (PairState.REVERSED, PairState.ABSENT, PairState.DIFFERS),
+}
+"""Verdict -> states of pairs that explain it."""
+_FIGURE_REASONS = {
+    Verdict.BETTER: (FigureState.BETTER,),
+    Verdict.UNDECIDED: (FigureState.UNDECIDED,),
+    Verdict.CONTRADICTED: (FigureState.WORSE, FigureState.DIFFERS),
+}
+"""Verdict -> states of figures that explain it, if there are no pairs."""
 
 
 def _pair_text(pair: PairJudgement) -> str:
@@ -164,8 +130,7 @@ def rows(judgement: Judgement) -> tuple[list[str], list[list[str]]]:
     if judgement.group.along is not None:
         return _curve_rows(judgement)
     return ["", "paper", "ours"], [
-        [finding.label, _paper(judgement.group, finding), _ours(judgement.group, finding)]
-        for finding in judgement.findings
+        [finding.label, _paper(judgement.group, finding), _ours(finding)] for finding in judgement.findings
     ]
 
 
@@ -249,7 +214,7 @@ def _group(key: str, sizes: Sequence[SizeResult]) -> Iterator[str]:
         lines = []
         for label in labels:
             known = [column[label] for column in found if label in column]
-            ours = [_ours(group, column[label]) if label in column else NONE for column in found]
+            ours = [_ours(column[label]) if label in column else NONE for column in found]
             lines.append([label, _paper(group, known[0]), *ours])
         yield from _table(["", "paper", *(f"ours, {_SIZES[size]}" for size, _ in each)], lines)
     if group.compare is Comparison.DIFFERENCES:
@@ -356,47 +321,37 @@ def _command(name: str, size: Size) -> str:
     return f"rayfed reproduce {name} --size {size}"
 
 
-def _page(record: dict[str, Any]) -> Iterator[str]:
-    command = " ".join(["rayfed reproduce", record["name"], *(["--reduced"] if record["scale"] == "reduced" else [])])
-    yield f"# {record['title']}\n"
-    yield f"{record['paper']['name']}, {record['paper']['place']}: {record['claim']}\n"
-    yield f"**{record['verdict'].capitalize()}.**\n"
-    if record["scenario"]:
-        took = "" if record["seconds"] is None else f" in {_minutes(record)} minutes"
-        yield f"Written by `{command}` on {record['date']}{took} with {record['made_with']}.\n"
-    if record["changes"]:
-        yield f"Changed with `--set`: {', '.join(f'`{change}`' for change in record['changes'])}.\n"
-    if record["remarks"]:
-        yield f"{record['remarks'].strip()}\n"
-    for group in record["groups"]:
-        relative = f", relative to {group['relative_to']}" if group["relative_to"] else ""
-        yield f"## {group['title']}{relative}\n"
-        yield f"| {' | '.join(HEADINGS)} |\n| --- | ---: | ---: |"
-        yield from (f"| {' | '.join(map(_cell, _row(figure)))} |" for figure in group["figures"])
-        because = f" ({group['because']})" if group["because"] else ""
-        terms = RANKED if group.get("ranked") else f"tolerance {group['tolerance']:g}"
-        if group.get("true_measure"):
-            terms += f"; true: `{group['true_measure']}` of the same images"
-        yield f"\n{group['verdict'].capitalize()}{because}; {terms}.\n"
-    if record["absent"]:
-        yield "## Not reproduced\n"
-        yield from (f"- {absent['what']}: {absent['why']}" for absent in record["absent"])
-        yield ""
-    if record["scenario"]:
-        yield f"## The scenario\n\n```yaml\n{record['scenario'].strip()}\n```\n"
+def _paper(group: Group, finding: Finding) -> str:
+    if group.along is not None:
+        return NONE
+    printed = f" (printed {finding.printed:g})" if finding.paper != finding.printed else ""
+    return f"{finding.paper:.4g}{printed}"
 
 
-def _ours(group: Group, finding: Finding) -> str:
+def _ours(finding: Finding) -> str:
     ours = finding.ours
     if ours is None:
-        return figure["label"], paper, figure["why"]
-    said = f"{ours['mean']:.4g}"
-    if ours["high"] is not None:
-        said += f" ± {ours['high'] - ours['mean']:.2g}"
-    beside = {"true": figure.get("ours_true"), "default attack": figure.get("default_attack")}
-    if shown := [f"{name} {value:.4g}" for name, value in beside.items() if value is not None]:
-        said += f" ({', '.join(shown)})"
-    return figure["label"], paper, said
+        return NAMES[Verdict.NOT_MEASURED]
+    if finding.also is None:
+        return _number(ours)
+    return f"{_number(ours)} ({finding.also:.4g} in true arithmetic)"
+
+
+def _number(ours: MeanEstimate) -> str:
+    half = "" if ours.high is None else f" ± {ours.high - ours.mean:.2g}"
+    return f"{ours.mean:.4g}{half}"
+
+
+def _minutes(one: SizeResult) -> str:
+    return NONE if one.record.seconds is None else f"{one.record.seconds / 60:.1f}"
+
+
+def _link(text: str, name: str) -> str:
+    return f"[{_cell(text)}]({name}.md)"
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _cell(text: str) -> str:

@@ -22,7 +22,8 @@ from rayfed.scenario.components import Section
 from rayfed.scenario.paths import set_field
 from rayfed.store.schemas import OUTCOME_COLUMNS, TABLES
 
-Scale = Literal["reduced", "full"]
+Where = dict[str, str | int | float | bool | dict[str, str | int | float | bool | None] | None]
+"""Column or swept field -> value of the compared rows. For a swept section such as `data`, some of its fields."""
 
 
 class Figure(Section):
@@ -34,9 +35,11 @@ class Figure(Section):
     """Number that the paper prints."""
     where: Where = {}
     """Column or swept field -> value of the compared rows. For a swept section such as `data`, some of its fields."""
-    default_attack: dict[str, str | int | float | bool | dict[str, str | int | float | bool | None] | None] = {}
-    """Columns of `where` with other values. They select the rows of the attack with its default options, if `where`
-    selects the attack as published. Its value is shown with ours and not compared."""
+    default_attack: Where = {}
+    """Values of `where` for the attack with its default options, if `where` selects the attack as published. The
+    figures of a group are then compared for both attackers, `paper` and `adaptive`."""
+    points: list[Where] = []
+    """Points of a curve, if the group has `along`: for each point the values that it has in addition to `where`."""
     full_only: bool = False
     """Whether the reduced version leaves it out."""
 
@@ -64,8 +67,20 @@ class Group(Section):
     true_measure: str | None = None
     """Column with the same quantity in true arithmetic, if `measure` is in a convention of the paper. It is shown with
     our values and not compared."""
-    ranked: bool = False
-    """Whether the paper gives only an order. Then `paper` is the rank of the figure, 1 for the lowest."""
+    compare: Comparison = Comparison.VALUES
+    """Compared quantity: `values`, `order` (`paper` is a rank, 1 for the lowest) or `differences`."""
+    better: Direction | None = None
+    """Direction in which a figure is better than the paper's: for an attack a higher PSNR. Default: that of a measure
+    of utility such as the accuracy, otherwise none."""
+    along: str | None = None
+    """Column on the horizontal axis of curves, such as `pmm`. Curves are compared at equal values of this column."""
+    attackers: dict[Attacker, Where] = {}
+    """Attacker (`paper`, `adaptive`) -> values that its rows have in addition to those of the figures. Each attacker
+    gets its own verdict. Default: one attacker."""
+    attacker: Attacker | None = None
+    """Attacker of the figures, if only one is measured."""
+    cause: str = ""
+    """Reason why our figures do not reproduce the paper's."""
     relative_to: str | None = None
     """Label of the figure by which all figures are divided, in the paper and here."""
     figures: Annotated[list[Figure], Field(min_length=1)]
@@ -76,9 +91,25 @@ class Group(Section):
         columns = tables.get(self.table, ())
         if not columns:
             raise ValueError(f"there is no table '{self.table}': {nearest(self.table, ['outcomes', *TABLES])}")
-        for measure in (self.measure, *([self.true_measure] if self.true_measure else [])):
-            if measure not in columns:
-                raise ValueError(f"table '{self.table}' has no column '{measure}': {nearest(measure, columns)}")
+        if self.measure not in columns:
+            raise ValueError(f"table '{self.table}' has no column '{self.measure}': {nearest(self.measure, columns)}")
+        for column in filter(None, (self.along, self.true_measure)):
+            if column not in columns:
+                raise ValueError(f"table '{self.table}' has no column '{column}': {nearest(column, columns)}")
+        return self
+
+    @model_validator(mode="after")
+    def _has_curves(self) -> Group:
+        if self.along is not None and self.compare is Comparison.VALUES:
+            raise ValueError("`along` needs `compare: order` or `compare: differences`: add it")
+        if any(bool(figure.points) != bool(self.along) for figure in self.figures):
+            raise ValueError("curves need both `along` and the `points` of each figure")
+        if self.along and (self.relative_to or self.true_measure):
+            raise ValueError("`along` excludes `relative_to` and `true_measure`: remove them")
+        return self
+
+    @model_validator(mode="after")
+    def _has_labels(self) -> Group:
         labels = [figure.label for figure in self.figures]
         if len(set(labels)) < len(labels):
             raise ValueError("two figures have the same label: rename one")
@@ -90,10 +121,10 @@ class Group(Section):
             raise ValueError(f"`relative_to` '{self.relative_to}' is 0 in the paper: choose another figure")
         if self.at_least is not None and self.at_most is not None:
             raise ValueError("give `at_least` or `at_most`, not both")
-        if self.ranked and self.relative_to:
-            raise ValueError("`ranked` excludes `relative_to`: remove one of them")
         if self.true_measure and (self.relative_to or self.at_least is not None or self.at_most is not None):
             raise ValueError("`true_measure` excludes `relative_to`, `at_least` and `at_most`: remove them")
+        if self.compare is Comparison.ORDER and self.relative_to:
+            raise ValueError("`compare: order` excludes `relative_to`: remove one of them")
         return self
 
     @property

@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 from rayfed.cli import app
 from rayfed.errors import RunError, UserError
-from rayfed.evidence.settings import Estimate, estimate
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.reproductions import pages
 from rayfed.reproductions.findings import Finding, curve_gap, make_findings, tabulate_curves
@@ -221,9 +220,10 @@ def test_the_whole_is_as_good_as_its_worst_part() -> None:
             "'plain' is 0 in the paper",
         ),
         ({"groups": [{**PSNR, "at_least": 1, "at_most": 2}]}, "not both"),
-        ({"groups": [{**PSNR, "ranked": True, "relative_to": "plain"}]}, "`ranked` excludes `relative_to`"),
-        ({"groups": [{**PSNR, "true_measure": "pnsr"}]}, "did you mean 'psnr'"),
-        ({"groups": [{**PSNR, "true_measure": "psnr", "at_least": 1}]}, "`true_measure` excludes"),
+        ({"groups": [{**PSNR, "compare": "order", "relative_to": "plain"}]}, "`compare: order` excludes"),
+        ({"groups": [{**PSNR, "compare": "order", "along": "pmm"}]}, "curves need both `along` and the `points`"),
+        ({"groups": [{**PSNR, "along": "pnm", "compare": "order"}]}, "no column 'pnm'"),
+        ({"groups": [PSNR, PSNR]}, "same title"),
         (
             {"groups": [{**PSNR, "relative_to": "x", "figures": [{"label": "x", "paper": 1, "full_only": True}]}]},
             "'x' is not",
@@ -298,9 +298,8 @@ def test_figures_are_means_over_seeds_of_the_rows_they_name(tmp_path: Path) -> N
     relative = measured(group(figures=figures, relative_to="plain"), sweep)[1]
     assert relative.ours is not None
     assert (relative.paper, relative.ours.mean) == (0.5, 0.5)
-    assert noisy.ours_true is None
-    zero = measured(group(figures=figures, relative_to="lost"), sweep)[0]
-    assert "'lost'" in zero.why
+    assert noisy.also is None
+    assert not measured(group(figures=figures, relative_to="lost"), sweep)[0].measured
     with pytest.raises(UserError, match=r"no column or swept field 'atack': did you mean 'attack'"):
         measured(group(figures=[{"label": "x", "paper": 1, "where": {"atack": "idlg"}}]), sweep)
     with pytest.raises(UserError, match=r"no row has arm 'nois': did you mean 'noise'"):
@@ -394,23 +393,14 @@ def test_what_the_full_size_alone_has_is_absent_from_the_reduced() -> None:
     assert own.not_compared([Size.REDUCED, Size.PAPER]) == []
 
 
-def test_a_published_attack_is_shown_with_the_default_attack_and_true_arithmetic(
-    tmp_path: Path,
-) -> None:
-    rows = [{"repeat": r, "training.lr": 0.1, "mse": 10.0 + r, "psnr": math.inf} for r in (0, 1)]
-    rows += [row | {"attack": "dlg", "mse": 50.0} for row in rows]
-    one = [
-        {
-            "label": "x",
-            "paper": 30.0,
-            "where": {"training.lr": 0.1, "attack": "idlg"},
-            "default_attack": {"attack": "dlg"},
-        }
-    ]
-    [found] = measured(group(figures=one, measure="psnr", true_measure="mse"), swept(tmp_path, rows))
+def test_a_measure_in_a_convention_is_shown_with_the_true_one(tmp_path: Path) -> None:
+    one = group(measure="psnr", true_measure="mse", figures=[{"label": "x", "paper": 30, "where": {"arm": "none"}}])
+    sweep = swept(tmp_path, [{"repeat": r, "training.lr": 0.1, "psnr": math.inf, "mse": 10.0 + r} for r in (0, 1)])
+    values, true = measure([one], sweep), measure([one.in_true_arithmetic()], sweep)
+    record = SizeRecord("", (), {}, {seed: SeedRecord(values[seed], true[seed]) for seed in values})
+    [found] = make_findings(one, record)
     assert found.ours is not None
-    assert (found.paper, found.ours.mean, found.ours_true) == (30.0, PSNR_CEILING, 10.5)
-    assert found.default_attack == 50.0
+    assert (found.ours.mean, found.also) == (PSNR_CEILING, 10.5)
 
 
 MODULE = """

@@ -250,7 +250,7 @@ class ClientWorker(ClientRuntime):
             ]
         with self._noting("snapshots"):
             snapshots = _snapshot_rows(guess.snapshots, rows, true, orders) if strip else Rows()
-        return Scored(rows, images, snapshots=snapshots)
+        return VictimRows(rows, images, snapshots=snapshots)
 
     def _between(self, truth: Truth, found: Tensor, observed: ObservedClient) -> float | None:
         """Return the `fit` of the midpoints between the true samples and reconstructions `found` (N, *shape).

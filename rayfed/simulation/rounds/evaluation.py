@@ -171,14 +171,14 @@ def evaluate_members(
     means: dict[str, Found] = {
         arm: {
             "test_loss": mean(arm, "test", 0),
-            "test_accuracy": known(mean(arm, "test", 1)),
-            "train_accuracy": known(mean(arm, "train", 1)),
-            "test_error": known(mean(arm, "test", 2)),
-            "test_perplexity": known(whole(arm).perplexity),
-            "test_iou": known(whole(arm).iou),
-            "non_member_accuracy": known(found[arm, None][0]),
-            "non_member_mean_accuracy": known(found[arm, None][1]),
-            "non_member_zero_accuracy": known(found[arm, None][2]),
+            "test_accuracy": finite_or_none(mean(arm, "test", 1)),
+            "train_accuracy": finite_or_none(mean(arm, "train", 1)),
+            "test_error": finite_or_none(mean(arm, "test", 2)),
+            "test_perplexity": finite_or_none(whole(arm).perplexity),
+            "test_iou": finite_or_none(whole(arm).iou),
+            "non_member_accuracy": finite_or_none(found[arm, None][0]),
+            "non_member_mean_accuracy": finite_or_none(found[arm, None][1]),
+            "non_member_zero_accuracy": finite_or_none(found[arm, None][2]),
         }
         for arm in asked
     }

@@ -1,8 +1,8 @@
 """Encrypted inference: a server classifies an image that it cannot see (CKKS, with TenSEAL).
 
-Source: Gilad-Barak et al. 2016, "CryptoNets"; Cheon et al. 2017, "Homomorphic Encryption for Arithmetic of Approximate
-Numbers" (CKKS, instead of CryptoNets' YASHE). The server has plain weights; only the client sees image and logits. This
-protects data in prediction, not in training.
+Source: Gilad-Bachrach et al. 2016, "CryptoNets"; Cheon et al. 2017, "Homomorphic Encryption for Arithmetic of
+Approximate Numbers" (CKKS, instead of CryptoNets' YASHE). The server has plain weights; only the client sees image and
+logits. This protects data in prediction, not in training.
 """
 
 from __future__ import annotations

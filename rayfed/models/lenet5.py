@@ -1,8 +1,9 @@
 """LeNet of the paper on private passports: LeNet-5 with pooling and a convolution as the third layer.
 
 Source: Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", table 2; LeCun et al. 1998. 61,706 parameters
-at 1x28x28 with 10 classes. The table's padding of 1 in the third convolution contradicts its output of 1x1, so there is
-no padding here.
+at 1x28x28 with 10 classes. The table's paddings of 2 in the second convolution and of 1 in the third contradict its
+outputs of 10x10 and 1x1, so these have no padding here. The table lists no norms. The scale of 1.01 in figure 5 implies
+norms in its AlexNet.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from torch import nn
 
 from rayfed.errors import UserError
 from rayfed.models.activation import Activation, activation
+from rayfed.models.norm import Norm, norm
 from rayfed.registry import component
 
 
@@ -26,6 +28,8 @@ class LeNet5:
     activation: Activation = "relu"
     """Activation after each convolution and the first linear layer; `sigmoid` is smooth, as second-order attacks
     need."""
+    norm: Norm = "none"
+    """Norm after each convolution, before its activation."""
 
     def build(self, image_shape: tuple[int, int, int], classes: int) -> nn.Module:
         """Return the network for images (N, C, H, W), with logits (N, classes).
@@ -42,12 +46,15 @@ class LeNet5:
         return nn.Sequential(
             OrderedDict(
                 conv1=nn.Conv2d(channels, 6, 5, padding=2),
+                norm1=norm(self.norm, 6),
                 act1=activation(self.activation),
                 pool1=nn.MaxPool2d(2),
                 conv2=nn.Conv2d(6, 16, 5),
+                norm2=norm(self.norm, 16),
                 act2=activation(self.activation),
                 pool2=nn.MaxPool2d(2),
                 conv3=nn.Conv2d(16, 120, 5),
+                norm3=norm(self.norm, 120),
                 act3=activation(self.activation),
                 flatten=nn.Flatten(),
                 fc1=nn.Linear(120 * rows * columns, 84),

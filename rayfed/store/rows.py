@@ -227,6 +227,13 @@ class PrivateLayerRow(ArmRoundRow):
         "mean number of singular values that make up 99 % of the scaled kernels' sum, over the clients"
     )
     scale: float | None = column("mean absolute scale (gamma) of the channels, over the clients")
+    bound_above: float | None = column(
+        "theorem 1 of Gu 2021, up to a constant: upper bound on the root mean squared error of inverting one client's "
+        "layer with another's, if their ranks are equal; mean over pairs of the first ten clients, null for one client"
+    )
+    bound_below: float | None = column(
+        "the same theorem's lower bound, for outputs outside the range of the other client's layer"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -112,7 +112,7 @@ def obstacle(task: Task, training: Training, defences: Sequence[Defence]) -> str
     for defence in defences:
         if not defence.vectorises and defence.overrides("wrap_gradient", "wrap_update"):
             return f"the defence {type(defence).__name__} supports only one client at a time"
-    if task.private:
+    if task.private or sent_out_names(task.model):
         return "each client has its own private layers"
     if losses.get_loss(task.model).takes == "classes" and are_words(task.data.labels):
         return "the CTC loss (for labels that are words) supports only one batch at a time"

@@ -156,7 +156,8 @@ class ClientWorker(ClientRuntime):
 
     def private_layers(self, arm: str, states: Sequence[State]) -> list[dict[str, Any]]:
         """Return rows of the table `private`: distance and rank of the clients' private layers."""
-        return private_layers(self.arm(arm).model, [state[PRIVATE] for state in states])
+        parts = [state.get(PRIVATE) or state[SENT_OUT] for state in states]
+        return private_layers(self.arm(arm).model, parts)
 
     def observe(self, sent: Sent, request: ObservationRequest) -> tuple[None, list[Observation], list[Truth]]:
         """Observe an attack's victims, and return None (for the driver), the observations, and the true samples."""

@@ -285,7 +285,7 @@ class Round:
             self.tables.rounds.append(row)
 
     def _measure_private_layers(self, after: States) -> None:
-        private = {name: after[name] for name, arm in self.arms.items() if arm.private}
+        private = {name: after[name] for name, arm in self.arms.items() if private_convs(arm.model)}
         rows = measure_private_layers(self.federation.run_clients, private)
         self.tables.private += [row | {"round": self.number} for row in rows]
 

@@ -128,6 +128,10 @@ class ClientRow(ArmRoundRow):
     clipped: int | None = column(
         "number of values of the update clipped to the range of the encryption; null without encryption"
     )
+    autoencoder_loss: float | None = column(
+        "mean loss over the last epoch of the client's autoencoder, in the round in which the client trained it "
+        "(nats per sample); only with the defence `vae`"
+    )
     malicious: bool | None = column("whether the client poisons its data or update; unknown to the server")
     test_accuracy: float | None = column(
         "test accuracy of the new weights with the client's private part, 0..1, if any"

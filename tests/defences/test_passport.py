@@ -19,8 +19,8 @@ from rayfed.metrics import private as metrics
 from rayfed.models.build import build_model
 from rayfed.models.dcgan import Generator
 from rayfed.models.front import Front
-from rayfed.models.passport import Passport as PassportConv
 from rayfed.models.passport import Distribution, PassportShape, PenalisedPassport
+from rayfed.models.passport import Passport as PassportConv
 from rayfed.models.pretrained import Origin, save_generator
 from rayfed.models.private import common_names, freeze, key_names, private_names
 from rayfed.models.private_conv import PrivateConv, private_convs
@@ -308,7 +308,9 @@ def test_layers_that_are_sent_out_are_not_private_but_compared() -> None:
     _, report = runtime.cohort(arm, sent, [0, 1, 2], {})
     [row] = runtime.private_layers(arm, list(report.states.values()))
     plain, arm, sent = hosted(scenario("{name: dldp_a, sigma: 0}"))
-    trained = [sent.weights["conv1.weight"] - u.tensors["conv1.weight"] for u in plain.updates(arm, sent, [0, 1, 2], {})]
+    trained = [
+        sent.weights["conv1.weight"] - u.tensors["conv1.weight"] for u in plain.updates(arm, sent, [0, 1, 2], {})
+    ]
     assert row["distance"] == pytest.approx(metrics.distance(trained), rel=1e-4)
 
 

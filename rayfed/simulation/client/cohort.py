@@ -91,7 +91,8 @@ class CohortRecord:
                 sent = hidden.protect(made) if hidden else made
                 known = {"samples": made.samples, "loss": made.loss, "seconds": together + perf_counter() - began}
                 size = {"sent_bytes": sent.sent_bytes, "clipped": hidden.channel.clipped(made) if hidden else None}
-                self.rows.append(key | known | size | {"status": "ok"})
+                measured = task.state.pop(MEASURED, {})
+                self.rows.append(key | known | size | measured | {"status": "ok"})
                 if task.state:
                     self.states[task.client] = task.state
                 yield sent

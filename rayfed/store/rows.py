@@ -92,6 +92,13 @@ class RoundRow(ArmRoundRow):
     non_member_mean_accuracy: float | None = column(
         "test accuracy of a non-member with the mean of the clients' private parts but random keys, 0..1"
     )
+    encrypted_accuracy: float | None = column(
+        "share of the first test images that the server classifies correctly under encryption, 0..1; null without "
+        "`encrypted_images`"
+    )
+    encrypted_agreement: float | None = column("share of these images that get the class of the plain network, 0..1")
+    encrypted_seconds: float | None = column("mean wall time to encrypt, classify and decrypt one of these images (s)")
+    encrypted_bytes: int | None = column("mean size of one encrypted image and its encrypted logits (bytes)")
     backdoor_accuracy: float | None = column("share of test images with the trigger classified as its target, 0..1")
     baseline_accuracy: float | None = column(
         "test accuracy of always predicting the majority class, 0..1: 95 % of test sets of this size have less"

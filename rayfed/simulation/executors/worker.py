@@ -25,6 +25,7 @@ from rayfed.core.memory import Peak, peak
 from rayfed.defences.base import Batch
 from rayfed.errors import ClientError, UserError, noting_errors
 from rayfed.metrics.score import Scorer
+from rayfed.models.copying import copy_model
 from rayfed.models.private import without
 from rayfed.samples import Records, Tokens
 from rayfed.simulation.client import plan
@@ -127,6 +128,19 @@ class ClientWorker(ClientRuntime):
         tried = [poisoning.triggered(Batch(*batch)) for batch in self._batches(arm, "test", np.arange(start, stop))]
         found = self._evaluated(arm, {**sent.weights, **sent.buffers}, [(b.inputs, b.labels) for b in tried])
         return int(found.right), sum(len(batch.labels) for batch in tried)
+
+    def classify_encrypted(self, name: str, sent: Sent, count: int) -> dict[str, float]:
+        """Classify the first test images under encryption, as a client and a server that cannot read them.
+
+        Returns the columns `encrypted_*` of the table `rounds`.
+        """
+        from rayfed.crypto.inference import measure
+
+        sent, arm = self.here(sent), self.arm(name)
+        model = copy_model(arm.model).eval()
+        model.load_state_dict({**sent.weights, **sent.buffers})
+        images, labels = self.samples("test", np.arange(min(count, len(self.data.test_labels))))
+        return measure(model.cpu(), images.cpu(), labels.cpu())
 
     def evaluate_member(
         self, arm: str, sent: Sent, client: int, state: State, splits: Sequence[Split]

@@ -31,6 +31,7 @@ from rayfed.simulation.rounds.evaluation import (
     Found,
     evaluate,
     evaluate_backdoors,
+    evaluate_encrypted,
     evaluate_members,
     guesses,
     measure_private_layers,
@@ -351,6 +352,11 @@ class Round:
         backdoored = {a: ref for a, ref in shared.items() if federation.malicious[a].poisoning.has_trigger}
         for arm, share in evaluate_backdoors(run, backdoored, sizes["test"]).items():
             found[arm] |= share
+        images = federation.scenario.federation.encrypted_images
+        if images and self.number + 1 == federation.scenario.federation.rounds:
+            encrypted = {arm: ref for arm, ref in shared.items() if self.arms[arm].spec.model.name == "cryptonet"}
+            for arm, values in evaluate_encrypted(run, encrypted, images).items():
+                found[arm] |= values
         return found
 
     def _finished(self, served: Mapping[str, Served]) -> dict[str, tuple[Sent, Kept]]:

@@ -39,14 +39,14 @@ def posterior_knowledge(true: Tensor, guess: Tensor) -> Tensor:
     return divergence
 
 
-def least_error(mean: float, variance: float, increment: float) -> float:
+def compute_least_error(mean: float, variance: float, increment: float) -> float:
     """Return the minimum expected squared error per pixel of an image independent of the true one, given its BP_KI.
 
     `mean` and `variance` are those of the true pixels. A BP_KI of `increment` or less forces pixels into every bin,
     also those far from the mean. The best histogram has shares proportional to 1 / (d^2 + t), where d is the distance
     of a bin from the mean and t the Lagrange multiplier of the shares' sum.
 
-    >>> round(least_error(0.1307, 0.0949, 0.16), 2)
+    >>> round(compute_least_error(0.1307, 0.0949, 0.16), 2)
     0.15
     """
     apart = [max(low / _BINS - mean, mean - (low + 1) / _BINS, 0) ** 2 for low in range(_BINS)]

@@ -35,7 +35,7 @@ def rank(matrix: Tensor) -> int:
     return 1 + int((missing > (1 - _SHARE) * values.sum()).sum()) if values[0] > 0 else 0
 
 
-def bound_above(matrices: Sequence[Tensor]) -> float | None:
+def compute_upper_bound(matrices: Sequence[Tensor]) -> float | None:
     """Return the mean over pairs of clients of ||W^+|| ||W'^+|| ||W - W'||, in spectral norms (equation 19).
 
     Up to a constant, it bounds the root mean squared error of an attacker that has W' and the layer's normalised
@@ -50,7 +50,7 @@ def bound_above(matrices: Sequence[Tensor]) -> float | None:
     return fmean(bounds) if bounds else None
 
 
-def bound_below(matrices: Sequence[Tensor]) -> float | None:
+def compute_lower_bound(matrices: Sequence[Tensor]) -> float | None:
     """Return the mean over pairs of clients of 1 / (||W|| + ||W'||), in spectral norms (equations 21 and 22).
 
     It bounds that error from below if W' has a lower rank, for normalised outputs orthogonal to the columns of W'. The

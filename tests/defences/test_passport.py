@@ -338,22 +338,22 @@ def test_distance_and_rank() -> None:
 
 def test_the_bounds_of_theorem_1_hold_for_pseudo_inverses() -> None:
     wide, narrow = torch.diag(torch.tensor([2.0, 1.0])), torch.diag(torch.tensor([1.0, 2.0]))
-    assert metrics.bound_above([wide, narrow]) == pytest.approx(1)
-    assert metrics.bound_below([wide, narrow]) == pytest.approx(1 / 4)
-    assert metrics.bound_above([wide]) is metrics.bound_below([wide]) is None
+    assert metrics.compute_upper_bound([wide, narrow]) == pytest.approx(1)
+    assert metrics.compute_lower_bound([wide, narrow]) == pytest.approx(1 / 4)
+    assert metrics.compute_upper_bound([wide]) is metrics.compute_lower_bound([wide]) is None
     torch.manual_seed(0)
     for _ in range(20):
         own, others = torch.randn(2, 8, 5, dtype=torch.double)
         output = F.normalize(torch.randn(8, dtype=torch.double), dim=0)
         error = (torch.linalg.pinv(own) @ output - torch.linalg.pinv(others) @ output).norm()
-        upper = metrics.bound_above([own, others])
+        upper = metrics.compute_upper_bound([own, others])
         assert upper is not None
         assert error <= 2**0.5 * upper  # Wedin 1973: the constant is the root of 2 for full rank
         others[:, 0] = others[:, 1]  # a lower rank
         inside = torch.linalg.svd(others.T @ own).Vh[-1]
         output = F.normalize(own @ inside, dim=0)  # in the range of W, orthogonal to the columns of W'
         error = (torch.linalg.pinv(own) @ output - torch.linalg.pinv(others) @ output).norm()
-        lower = metrics.bound_below([own, others])
+        lower = metrics.compute_lower_bound([own, others])
         assert lower is not None
         assert error >= lower
 

@@ -130,7 +130,7 @@ def test_the_loss_of_the_last_epoch_is_in_the_clients_row() -> None:
     )
     images = there.task("vae", sent(there), 0, there.parts[0], {}).data.inputs
     at_the_end = network.loss(images, images, torch.randn(len(images), 4))
-    assert row["autoencoder_loss"] == pytest.approx(float(at_the_end), rel=0.2)
+    assert row["autoencoder_loss"] == pytest.approx(at_the_end.item(), rel=0.2)
     assert "autoencoder_loss" not in later
 
 

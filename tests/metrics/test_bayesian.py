@@ -14,7 +14,7 @@ from rayfed.core import seeds
 from rayfed.evidence.attack_results import summarise_leakage
 from rayfed.evidence.bayesian_criteria import check_criteria
 from rayfed.evidence.training import summarise_arms
-from rayfed.metrics.bayesian import knowledge_increment, least_error, posterior_knowledge
+from rayfed.metrics.bayesian import compute_least_error, knowledge_increment, posterior_knowledge
 from rayfed.metrics.score import Scorer
 from rayfed.scenario import AttackSpec, parse, resolve
 from rayfed.simulation.rounds.attacks import AttackCall, note_attack
@@ -61,9 +61,9 @@ def test_the_least_error_of_an_image_that_knows_nothing_is_that_of_a_convex_prog
             {"type": "ineq", "fun": lambda h: increment + np.log10(10 * h).mean()},
         ],
     )
-    assert least_error(mean, variance, increment) == pytest.approx(variance + solved.fun, rel=1e-3)
-    assert least_error(mean, variance, increment) > 0.15
-    assert least_error(mean, variance, 8) == pytest.approx(variance, rel=1e-3)
+    assert compute_least_error(mean, variance, increment) == pytest.approx(variance + solved.fun, rel=1e-3)
+    assert compute_least_error(mean, variance, increment) > 0.15
+    assert compute_least_error(mean, variance, 8) == pytest.approx(variance, rel=1e-3)
 
 
 def test_they_are_columns_of_a_score() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rayfed.metrics.private import bound_above, bound_below, distance, rank
+from rayfed.metrics.private import compute_lower_bound, compute_upper_bound, distance, rank
 from rayfed.models.copying import copy_model
 from rayfed.models.private_conv import PrivateConv, private_convs
 from rayfed.update import Named
@@ -31,8 +31,8 @@ def private_layers(model: nn.Module, parts: Sequence[Named]) -> list[dict[str, A
                 "distance": distance([b.conv.weight for b in blocks]),
                 "rank": mean(rank(matrix) for matrix in matrices),
                 "scale": mean(float(b.scale().abs().mean()) for b in blocks),
-                "bound_above": bound_above(matrices),
-                "bound_below": bound_below(matrices),
+                "bound_above": compute_upper_bound(matrices),
+                "bound_below": compute_lower_bound(matrices),
             }
         )
     return rows

@@ -3,8 +3,9 @@
 Source: Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", definition 3 and appendix A.4. BP_KI is the
 Kullback-Leibler divergence between no knowledge (pixels uniform over k bins) and the histogram of the reconstruction.
 The paper does not state k, the base of the logarithm, or a rule for empty bins, which make definition 3 infinite.
-Ten bins, base 10 and a floor of 1e-10 reproduce its figures best (`docs/findings/split-models.md`). The paper's other
-measure, BP_MSE, is `rayfed.metrics.images.mse`.
+Ten bins, base 10 and a floor of 1e-10 reproduce its figures best (`docs/findings/split-models.md`). Appendix A.4 scales
+images to (0, 1). Here attacks clamp reconstructions to [0, 1]; scaling each image to its own range is another reading.
+The paper's other measure, BP_MSE, is `rayfed.metrics.images.mse`.
 """
 
 from __future__ import annotations

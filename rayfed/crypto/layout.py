@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from rayfed.core.number_types import check_types
+from rayfed.errors import UserError, nearest
 from rayfed.update import Named, Shapes, Update
 
 LayerBounds = tuple[tuple[str, float], ...]

@@ -13,7 +13,8 @@ from pydantic import Field
 from torch import Tensor
 
 from rayfed.core import seeds
-from rayfed.defences.base import Batch, DataMethod, Defence, Task
+from rayfed.defences.base import MEASURED, Batch, DataMethod, Defence, Task
+from rayfed.errors import UserError
 from rayfed.models.vae import Autoencoder
 from rayfed.privacy.sampling import laplace
 from rayfed.registry import component

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from rayfed.crypto.inference import Client, Server
-from rayfed.engine.local import local
-from rayfed.engine.progress import Progress
-from rayfed.engine.runs import launch
 from rayfed.errors import ScenarioError, UserError
 from rayfed.models.build import build_model
 from rayfed.registry import build
+from rayfed.runs.runner import launch
 from rayfed.scenario import parse
+from rayfed.simulation.executors.local import local
+from rayfed.simulation.progress import Progress
 
 
 @pytest.fixture(scope="module")

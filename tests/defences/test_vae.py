@@ -15,8 +15,9 @@ from torch.distributions import Normal, kl_divergence
 from torch.nn import functional as F
 
 from rayfed import scenario as scenarios
-from rayfed.defences.base import Batch, Task
+from rayfed.defences.base import MEASURED, Batch, Task
 from rayfed.defences.vae import Vae
+from rayfed.errors import UserError
 from rayfed.gradients import buffers_of, weights_of
 from rayfed.models.build import build_model
 from rayfed.models.vae import Autoencoder

@@ -23,9 +23,10 @@ from rayfed.core import losses
 from rayfed.core.memory import Fitting
 from rayfed.core.objective import are_words
 from rayfed.core.vectorised import refusal
-from rayfed.defences.base import Batch, Defence, Task
+from rayfed.defences.base import MEASURED, Batch, Defence, Task
 from rayfed.errors import UserError
 from rayfed.models.build import is_stochastic, uses_batch_statistics
+from rayfed.models.private_conv import sent_out_names
 from rayfed.scenario import Failures, Training
 from rayfed.simulation.client.failures import Attempt, Failed, Made, attempt
 from rayfed.simulation.client.fused import fused_gradient, fused_gradient_in_vmap

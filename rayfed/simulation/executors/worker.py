@@ -32,7 +32,7 @@ from rayfed.simulation.client import plan
 from rayfed.simulation.client.arm import aggregation_of
 from rayfed.simulation.client.cohort import cohort_updates
 from rayfed.simulation.client.diagnosis import private_layers
-from rayfed.simulation.client.local import PRIVATE
+from rayfed.simulation.client.local import PRIVATE, SENT_OUT
 from rayfed.simulation.client.runtime import ClientRuntime, Evaluation
 from rayfed.simulation.client.server_message import Sent, Split, State
 from rayfed.simulation.client.visit import ObservationRequest, ObservedClient, Truth

@@ -10,6 +10,7 @@ from typing import Any
 from rayfed.aggregation.asynchronous import AsynchronousRule
 from rayfed.aggregation.base import AnyAggregation, InteractiveAggregation
 from rayfed.errors import ScenarioError
+from rayfed.models.private_conv import private_convs
 from rayfed.scenario import Scenario
 from rayfed.simulation.client import plan
 from rayfed.simulation.client.arm import Arm

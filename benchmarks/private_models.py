@@ -3,11 +3,14 @@
     python -m benchmarks.private_models table --data FOLDER [--case lenet|lenet5|alexnet] [--arms none passport ...]
                                               [--rounds 20] [--samples 1000] [--victims 4] [--attacks dlg ...]
     python -m benchmarks.private_models cost [--case lenet5|alexnet|lenet_batch|resnet20] [--defences key_lock ...]
+    python -m benchmarks.private_models scales
 
 FOLDER holds `mnist` (IDX files) and `cifar10/lossless-train.parquet`. `table`: accuracy, seconds a round (the private
 stage is one more pass over the data), BP_MSE and BP_KI of the attacks before the first and after the last round, one
 image a victim, and the numbers of the paper's figures 4 and 5. `cost`: CPU seconds of a training step beside those
-of the model without private parts, taken in turns. One process, one thread, no Ray.
+of the model without private parts, taken in turns. `scales`: initial size of the passports' scale, and its relative
+difference between two clients with the same weights, over 200 initialisations of AlexNet's first convolution. One
+process, one thread, no Ray.
 """
 
 from __future__ import annotations
@@ -31,6 +34,8 @@ from rayfed.gradients import buffers_of, weights_of
 from rayfed.metrics.bayesian import knowledge_increment
 from rayfed.metrics.images import mse
 from rayfed.models.build import build_model
+from rayfed.models.passport import Passport as PassportConv
+from rayfed.models.passport import PassportShape
 from rayfed.models.private import freeze
 from rayfed.scenario import AttackSpec, DefenceSpec, ModelSpec, Scenario, Training, parse
 from rayfed.simulation.client.arm import Arm, aggregation_of, build_arm
@@ -51,12 +56,14 @@ ARMS = {
     "passport": "[passport]",
     "passport_own": "[{name: passport, start: own}]",
     "passport_penalised": "[{name: passport, consistency: 1}]",
+    "passport_published": "[{name: passport, size: 28, deviation: 1, block: published}]",
 }
 CASES: dict[str, tuple[str, tuple[int, int, int]]] = {
     "lenet": ("{name: lenet, activation: sigmoid, init: uniform}", (1, 28, 28)),
     "lenet_batch": ("{name: lenet, norm: batch}", (1, 28, 28)),
     "lenet_group": ("{name: lenet, norm: group}", (1, 28, 28)),
     "lenet5": ("{name: lenet5}", (1, 28, 28)),
+    "lenet5_batch": ("{name: lenet5, norm: batch}", (1, 28, 28)),
     "alexnet": ("{name: alexnet}", (3, 32, 32)),
     "alexnet_smooth": ("{name: alexnet, activation: sigmoid}", (3, 32, 32)),
     "alexnet_group": ("{name: alexnet, norm: group}", (3, 32, 32)),
@@ -211,9 +218,31 @@ def cost(chosen: argparse.Namespace) -> None:
         print(f"{chosen.case} batch {chosen.batch} {defence:9} {1000 * least:.2f} ms, {ratio:.2f} times plain")
 
 
+def scales(chosen: argparse.Namespace) -> None:
+    """A line for each kind of passport."""
+    kinds = {
+        "linear, 8x8, N(0, 8^2)": PassportShape(8, 0.0, 8.0, "normal", "linear"),
+        "linear, 32x32, N(0, 1)": PassportShape(32, 0.0, 1.0, "normal", "linear"),
+        "published, 32x32, N(0, 1)": PassportShape(32, 0.0, 1.0, "normal", "published"),
+        "published, 32x32, U(-1, 1)": PassportShape(32, 0.0, 1.0, "uniform", "published"),
+        "published, 32x32, N(-1, 1)": PassportShape(32, -1.0, 1.0, "normal", "published"),
+    }
+    for kind, shape in kinds.items():
+        sizes, apart = [], []
+        for seed in range(200):
+            torch.manual_seed(seed)
+            block = PassportConv(torch.nn.Conv2d(3, 64, 5, padding=2), None, True, shape)
+            own = block.scale().detach()
+            block.passports = shape.sample(3)
+            others = block.scale().detach()
+            sizes.append(float(own.abs().mean()))
+            apart.append(float((own - others).norm() / own.norm()))
+        print(f"{kind}: mean |gamma| {mean(sizes):.4f}, relative difference of two clients {median(apart):.2f}")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("what", choices=("table", "cost"))
+    parser.add_argument("what", choices=("table", "cost", "scales"))
     parser.add_argument("--data")
     parser.add_argument("--case", choices=CASES, default="lenet5")
     parser.add_argument("--arms", nargs="*", default=["none", "dldp_a", "dldp_b", "split", "passport"], choices=ARMS)
@@ -233,7 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=15)
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    {"table": table, "cost": cost}[chosen.what](chosen)
+    {"table": table, "cost": cost, "scales": scales}[chosen.what](chosen)
 
 
 if __name__ == "__main__":

@@ -133,7 +133,7 @@ def loss_of(stack: Sequence[Defence], data: Batch, state: dict[str, Any]) -> str
     generator, images = seeds.torch_generator(0, "loss"), data.inputs[:2000]
     seen = images + defence.disturbance * torch.randn(images.shape, generator=generator)
     draws = torch.randn(len(images), defence.latent, generator=generator)
-    return f"; the autoencoder's loss {network.loss(seen, images, draws):.0f}"
+    return f"; the autoencoder's loss {network.loss(seen, images, draws, data.labels[:2000]):.0f}"
 
 
 def clients_of(chosen: argparse.Namespace, samples: int, count: int) -> list[Batch]:

@@ -18,8 +18,8 @@ from typing import Protocol
 import numpy as np
 
 from rayfed.crypto.keys import derive
-from rayfed.crypto.layout import UpdateLayout, flatten_update
-from rayfed.crypto.tags import PRIME, Tagger, add_tags, multiply_tag
+from rayfed.crypto.layout import LayerBounds, Layout, flat
+from rayfed.crypto.tags import PRIME, Tagger, added, multiplied
 from rayfed.errors import ProtectionError, UserError
 from rayfed.update import Encrypted, Named, Share, Update
 
@@ -100,6 +100,7 @@ class Encryptor:
     clip: float
     clip_buffers: float
     load: Load
+    clip_layers: LayerBounds = ()
 
     def __post_init__(self) -> None:
         """Raise `UserError` if tags cannot distinguish all sums of the given load."""
@@ -113,7 +114,7 @@ class Encryptor:
         """Return a client's encrypted update, multiplied by the client's weight unless the server multiplies."""
         layout = UpdateLayout.from_update(update)
         before = 1 if self.load.multiplied else weight
-        vector = before * self.code.encode(flatten_update(update), layout.bounds(self.clip, self.clip_buffers))
+        vector = before * self.code.encode(flat(update), self._bounds(layout))
         share = Share(update.client, weight, before, 1, secrets.token_bytes(_NONCE))
         return Encrypted(
             round=update.round,
@@ -134,7 +135,7 @@ class Encryptor:
 
     def clipped(self, update: Update) -> int:
         """Return the number of an update's values that `encrypt` clips."""
-        return count_beyond(update, self.clip, self.clip_buffers)
+        return beyond(update, self.clip, self.clip_buffers, self.clip_layers)
 
     def add(self, left: Encrypted, right: Encrypted) -> Encrypted:
         """Add two encrypted sums. Raises `ProtectionError` unless round, form and public key are equal."""
@@ -214,7 +215,11 @@ class Encryptor:
     @property
     def _largest(self) -> int:
         """Largest magnitude of an encoded value."""
-        return max(self.code.largest(self.clip), self.code.largest(self.clip_buffers))
+        bounds = [self.clip, self.clip_buffers, *(bound for _, bound in self.clip_layers)]
+        return max(self.code.largest(bound) for bound in bounds)
+
+    def _bounds(self, layout: Layout) -> np.ndarray:
+        return layout.bounds(self.clip, self.clip_buffers, self.clip_layers)
 
     def _check(self, encrypted: Encrypted) -> None:
         if encrypted.parameters != self:
@@ -256,8 +261,8 @@ class Encryptor:
 
     def _decoded(self, encrypted: Encrypted, total: np.ndarray) -> tuple[Named, Named, int]:
         weight, layout = sum(share.weight for share in encrypted.shares), _layout(encrypted)
-        bounds = layout.bounds(self.clip, self.clip_buffers)
-        return *layout.split_by_name(self.code.decode(total, bounds) * (weight / _units(encrypted))), weight
+        bounds = self._bounds(layout)
+        return *layout.named(self.code.decode(total, bounds) * (weight / _units(encrypted))), weight
 
 
 def describe_resolution(code: Code, clip: float, clip_buffers: float) -> str:
@@ -266,9 +271,9 @@ def describe_resolution(code: Code, clip: float, clip_buffers: float) -> str:
     return f"values up to {clip:g} in steps of {step:.1e}, buffers up to {clip_buffers:g} in steps of {coarse:.1e}"
 
 
-def count_beyond(update: Update, clip: float, clip_buffers: float) -> int:
+def beyond(update: Update, clip: float, clip_buffers: float, clip_layers: LayerBounds = ()) -> int:
     """Return the number of an update's values that exceed the clip bounds of parameters and buffers."""
-    return int((np.abs(flatten_update(update)) > UpdateLayout.from_update(update).bounds(clip, clip_buffers)).sum())
+    return int((np.abs(flat(update)) > Layout.of(update).bounds(clip, clip_buffers, clip_layers)).sum())
 
 
 def _layout(encrypted: Encrypted) -> UpdateLayout:

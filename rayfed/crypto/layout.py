@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fnmatch import filter as filter_names
 
 import numpy as np
 import torch
 
 from rayfed.core.number_types import check_types
+from rayfed.errors import UserError, nearest
 from rayfed.update import Named, Shapes, Update
+
+LayerBounds = tuple[tuple[str, float], ...]
+"""Patterns (`fnmatch`) of tensors' names, and the clip bound of each."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +33,20 @@ class UpdateLayout:
         """Return the length D of the vector."""
         return _size(self.tensors) + _size(self.buffers)
 
-    def bounds(self, clip: float, clip_buffers: float) -> np.ndarray:
-        """Return the clip bound of each value of the vector, (D,)."""
-        return np.repeat([clip, clip_buffers], [_size(self.tensors), _size(self.buffers)])
+    def bounds(self, clip: float, clip_buffers: float, clip_layers: LayerBounds = ()) -> np.ndarray:
+        """Return the clip bound of each value of the vector, (D,): that of the last pattern that matches its tensor.
+
+        Raises `UserError` for a pattern in `clip_layers` that matches no tensor.
+        """
+        names = [name for name, _ in self.tensors]
+        by_name = dict.fromkeys(names, clip)
+        for pattern, bound in clip_layers:
+            matching = filter_names(names, pattern)
+            if not matching:
+                raise UserError(f"clip_layers: no tensor matches '{pattern}': {nearest(pattern, names)}")
+            by_name |= dict.fromkeys(matching, bound)
+        sizes = [_size((shape,)) for shape in self.tensors]
+        return np.repeat([*by_name.values(), clip_buffers], [*sizes, _size(self.buffers)])
 
     def split_by_name(self, values: np.ndarray) -> tuple[Named, Named]:
         """Split a vector into parameters and buffers by name, in the vector's precision."""

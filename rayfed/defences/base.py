@@ -28,6 +28,11 @@ NEEDS_PUBLIC = (
 )
 
 
+MEASURED = "measured"
+"""Key, in a client's state, of values for the client's row in the table `clients`, by column. Removed after the
+round."""
+
+
 class Batch(NamedTuple):
     """A batch of samples, their labels, and a mask that excludes padding."""
 

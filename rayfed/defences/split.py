@@ -18,13 +18,8 @@ from rayfed.update import Named
 
 
 @component
-class Split(Defence):
-    """Keep the first convolutions and their normalisations private; share the later layers.
-
-    Empirical. A round has two stages. First all layers train, and the server averages the public ones. Then each client
-    trains its private layers with the new public ones. Accuracies are means over the round's clients, each with its own
-    private layers.
-    """
+class PrivateFront(Defence):
+    """Base of the defences that keep the first convolutions private."""
 
     layers: Annotated[int, Field(ge=1)] = 1
     """Number of private convolutions, counted from the input."""
@@ -43,4 +38,23 @@ class Split(Defence):
         return tensors
 
     def _block(self, conv: nn.Conv2d, norm: nn.Module | None) -> PrivateConv:
-        return PrivateConv(conv, norm, self.start == "common")
+        raise NotImplementedError
+
+
+@component
+class Split(PrivateFront):
+    """Keep the first convolutions and their normalisations private; share the later layers.
+
+    Empirical. A round has two stages. First all layers train, and the server averages the public ones. Then each client
+    trains its private layers with the new public ones. Accuracies are means over the round's clients, each with its own
+    private layers.
+    """
+
+    sent_out: bool = False
+    """Average these layers at the server too, and send them to the clients again in every round. This protects nothing.
+    It is another reading of algorithm 1, for measuring how far the clients' layers are apart (figure 4)."""
+
+    def _block(self, conv: nn.Conv2d, norm: nn.Module | None) -> PrivateConv:
+        block = PrivateConv(conv, norm, self.start == "common")
+        block.private = not self.sent_out
+        return block

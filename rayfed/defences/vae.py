@@ -13,7 +13,8 @@ from pydantic import Field
 from torch import Tensor
 
 from rayfed.core import seeds
-from rayfed.defences.base import Batch, DataMethod, Defence, Task
+from rayfed.defences.base import MEASURED, Batch, DataMethod, Defence, Task
+from rayfed.errors import UserError
 from rayfed.models.vae import Autoencoder
 from rayfed.privacy.sampling import sample_laplace
 from rayfed.registry import component
@@ -38,6 +39,9 @@ class Vae(Defence):
     """Width of the encoder's first dense layer and of the decoder's."""
     latent: Annotated[int, Field(ge=1)] = 16
     """Size of the latent variable."""
+    conditional: bool = False
+    """Give encoder and decoder the label of each image, so that the autoencoder is conditioned on labels. Needs one
+    class per sample."""
     epochs: Annotated[int, Field(ge=1)] = 50
     """Number of training epochs of the autoencoder."""
     batch_size: Annotated[int, Field(ge=1)] = 64
@@ -67,15 +71,24 @@ class Vae(Defence):
 
         def data(task: Task) -> Batch:
             own = next(task)
-            return Batch(self.noised(self.forged(task, own.inputs), task.generator), own.labels)
+            return Batch(self.noised(self.forged(task, own), task.generator), own.labels)
 
         return data
 
     @torch.no_grad()
-    def forged(self, task: Task, images: Tensor) -> Tensor:
-        """Return the client's autoencoder's reconstructions of images (N, C, H, W), without noise."""
+    def forged(self, task: Task, batch: Batch) -> Tensor:
+        """Return the client's autoencoder's reconstructions of a batch's images, (N, C, H, W), without noise.
+
+        Raises `UserError` if the autoencoder is conditional and a label is not one class.
+        """
+        if self.conditional and (batch.labels.is_floating_point() or batch.labels.ndim != 1):
+            raise UserError(
+                "vae: `conditional` needs one class per sample, but these labels are numbers, mixtures or masks; "
+                "remove `conditional`, or put vae before the defence that mixes labels"
+            )
         network = self._network(task)
-        images = network(images, _normal((len(images), self.latent), images, task.generator))
+        draws = _normal((len(batch.inputs), self.latent), batch.inputs, task.generator)
+        images: Tensor = network(batch.inputs, draws, batch.labels)
         return images
 
     def noised(self, images: Tensor, generator: torch.Generator) -> Tensor:
@@ -88,23 +101,32 @@ class Vae(Defence):
         generator = seeds.torch_generator(task.order, "vae")
         images = task.data.inputs
         with seeds.global_stream(task.order, "vae", "weights"):
-            network = Autoencoder(tuple(images.shape[1:]), self.hidden, self.latent).to(images.device)
+            classes = task.classes if self.conditional else 0
+            network = Autoencoder(tuple(images.shape[1:]), self.hidden, self.latent, classes).to(images.device)
         if self._state_key not in task.state:
-            self._fit(network, task.everything.inputs, generator)
+            task.state[MEASURED] = {"autoencoder_loss": self._fit(network, task.everything, generator)}
             task.state[self._state_key] = {name: w.cpu() for name, w in network.state_dict().items()}
         network.load_state_dict(task.state[self._state_key])
         return network
 
     @torch.enable_grad()
-    def _fit(self, network: Autoencoder, images: Tensor, generator: torch.Generator) -> None:
+    def _fit(self, network: Autoencoder, samples: Batch, generator: torch.Generator) -> float:
+        """Train the autoencoder, and return the mean loss over the samples in the last epoch."""
         optimiser = torch.optim.Adam(network.parameters(), lr=self.lr)
+        total = 0.0
         for _ in range(self.epochs):
-            for index in torch.randperm(len(images), generator=generator).split(self.batch_size):
-                batch = images[index.to(images.device)]
-                seen = batch + self.disturbance * _normal(batch.shape, batch, generator)
+            total = 0.0
+            for index in torch.randperm(len(samples.labels), generator=generator).split(self.batch_size):
+                batch = samples.rows(index)
+                images = batch.inputs
+                seen = images + self.disturbance * _normal(images.shape, images, generator)
+                draws = _normal((len(images), self.latent), images, generator)
                 optimiser.zero_grad()
-                network.loss(seen, batch, _normal((len(batch), self.latent), batch, generator)).backward()
+                loss = network.loss(seen, images, draws, batch.labels)
+                loss.backward()
                 optimiser.step()
+                total += len(images) * float(loss.detach())
+        return total / len(samples.labels)
 
     @property
     def keeps_state(self) -> bool:

@@ -1,6 +1,6 @@
 """CryptoNet: only additions, multiplications and squares, which can be evaluated under encryption.
 
-Source: Gilad-Barak et al. 2016, "CryptoNets: Applying Neural Networks to Encrypted Data with High Throughput and
+Source: Gilad-Bachrach et al. 2016, "CryptoNets: Applying Neural Networks to Encrypted Data with High Throughput and
 Accuracy", section 4 (squares for activations). It has one convolution, whose stride is wide enough for an image to fit
 into one ciphertext, and two linear layers.
 """

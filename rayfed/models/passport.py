@@ -1,10 +1,15 @@
 """Passports: scale and shift of a private convolution, computed from its weights and the client's secret tensors.
 
-Source: Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", equations 13 and 25; after Fan et al. 2019,
-"Rethinking Deep Neural Network Ownership Verification: Embedding Passports to Defeat Ambiguity Attacks".
+Sources: Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", equations 13 and 25; after Fan et al. 2019,
+"Rethinking Deep Neural Network Ownership Verification: Embedding Passports to Defeat Ambiguity Attacks". The block
+`published` is that of the code of Zhang et al. 2020, "Passport-aware Normalization for Deep Model Protection", which Gu
+cites, and of FATE, the authors' framework.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,30 +19,58 @@ from rayfed.gradients import Penalised
 from rayfed.models.norm import without_affine
 from rayfed.models.private_conv import PrivateConv
 
+BlockKind = Literal["linear", "published"]
+Distribution = Literal["normal", "uniform"]
+
+
+@dataclass(frozen=True)
+class PassportShape:
+    """How a block samples its passports and computes scale and shift from them."""
+
+    size: int
+    """Side of a passport in pixels."""
+    mean: float
+    deviation: float
+    """Standard deviation of a normal passport, or half the width of a uniform one's range."""
+    distribution: Distribution
+    block: BlockKind
+
+    def sample(self, channels: int) -> Tensor:
+        """Sample two passports, for scale and shift: (2, channels, size, size)."""
+        shape = (2, channels, self.size, self.size)
+        noise = torch.randn(shape) if self.distribution == "normal" else 2 * torch.rand(shape) - 1
+        return self.mean + self.deviation * noise
+
 
 class Passport(PrivateConv):
     """Private convolution with scale and shift derived from secret passports: `gamma (W * x) + beta`.
 
-    `gamma = avg(D(E(W * P_gamma)))`, `beta = avg(D(E(W * P_beta)))`. E and D are linear maps of a position's channels,
-    to half as many and back. The mean is over positions. The passports are N(0, deviation^2). With biases, or an
-    activation between E and D, gamma would hardly depend on the passport. A normalisation after the convolution loses
-    its own scale and shift, and is applied before gamma and beta. The convolution loses its bias, which beta replaces.
+    `gamma = D(E(avg(W * P_gamma)))` and `beta = D(E(avg(W * P_beta)))`, with the mean over positions. E and D are
+    linear maps of the channels, without biases. The block `linear` has half as many channels between E and D, so the
+    order of the mean does not matter and this is equation 13. The block `published` has a quarter as many channels, and
+    LeakyReLU after E. A normalisation after the convolution loses its own scale and shift, and is applied before gamma
+    and beta. `published` adds a batch norm if the model has none. The convolution loses its bias, which beta replaces.
     """
 
-    def __init__(
-        self, conv: nn.Conv2d, norm: nn.Module | None, common_start: bool, size: int, deviation: float
-    ) -> None:
+    def __init__(self, conv: nn.Conv2d, norm: nn.Module | None, common_start: bool, shape: PassportShape) -> None:
         """Sample the passports; raise `UserError` if they are smaller than the kernel."""
-        super().__init__(conv, norm and without_affine(norm), common_start)
-        if size < max(conv.kernel_size):
+        published = shape.block == "published"
+        bare = norm and without_affine(norm)
+        if bare is None and published:
+            bare = nn.BatchNorm2d(conv.out_channels, affine=False)
+        super().__init__(conv, bare, common_start)
+        if shape.size < max(conv.kernel_size):
             raise UserError(
-                f"passports of {size}x{size} are smaller than the kernel {conv.kernel_size}: increase `size`"
+                f"passports of {shape.size}x{shape.size} are smaller than the kernel {conv.kernel_size}: "
+                "increase `size`"
             )
         conv.bias = None
-        code = -(-conv.out_channels // 2)
-        self.encode = nn.Linear(conv.out_channels, code, bias=False)
-        self.decode = nn.Linear(code, conv.out_channels, bias=False)
-        self.register_buffer("passports", deviation * torch.randn(2, conv.in_channels, size, size))
+        channels = conv.out_channels
+        width = max(1, channels // 4) if published else -(-channels // 2)
+        self.encode = nn.Linear(channels, width, bias=False)
+        self.between = nn.LeakyReLU() if published else nn.Identity()
+        self.decode = nn.Linear(width, channels, bias=False)
+        self.register_buffer("passports", shape.sample(conv.in_channels))
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the convolution's scaled and shifted activations, (N, C', H', W')."""
@@ -53,8 +86,8 @@ class Passport(PrivateConv):
 
     def derived(self) -> tuple[Tensor, Tensor]:
         """Return the scale gamma and the shift beta as derived from the passports, (C',) each."""
-        mean = self.conv(self.passports).mean((2, 3))  # faster than after D and E, which are linear
-        gamma, beta = self.decode(self.encode(mean))
+        mean = self.conv(self.passports).mean((2, 3))
+        gamma, beta = self.decode(self.between(self.encode(mean)))
         return gamma, beta
 
     def scale(self) -> Tensor:
@@ -69,10 +102,10 @@ class PenalisedPassport(Passport, Penalised):
     """
 
     def __init__(
-        self, conv: nn.Conv2d, norm: nn.Module | None, common_start: bool, size: int, deviation: float, price: float
+        self, conv: nn.Conv2d, norm: nn.Module | None, common_start: bool, shape: PassportShape, price: float
     ) -> None:
         """Create a passport with `price` as the weight of the two distances in the loss."""
-        super().__init__(conv, norm, common_start, size, deviation)
+        super().__init__(conv, norm, common_start, shape)
         self.gamma = nn.Parameter(torch.ones(conv.out_channels))
         self.beta = nn.Parameter(torch.zeros(conv.out_channels))
         self.price = price

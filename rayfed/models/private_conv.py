@@ -74,6 +74,15 @@ def private_convs(model: nn.Module) -> dict[str, PrivateConv]:
     return {path: module for path, module in model.named_modules() if isinstance(module, PrivateConv)}
 
 
+def sent_out_names(model: nn.Module) -> frozenset[str]:
+    """Return the names of the tensors of blocks that are sent to the server, but whose clients are compared."""
+    names: set[str] = set()
+    for path, block in private_convs(model).items():
+        if not block.private:
+            names |= {f"{path}.{name}" for name in block.state_dict()}
+    return frozenset(names)
+
+
 def _front(model: nn.Module) -> list[tuple[str, str | None]]:
     """Return the convolutions before any other layer with weights, each with its normalisation, if any."""
     found: list[tuple[str, str | None]] = []

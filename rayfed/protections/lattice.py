@@ -39,7 +39,7 @@ class LatticeProtection(Encryption):
             except OverflowError as error:
                 reason = error
                 continue
-            return Encryptor(LatticeScheme(lattice), code, self.clip, self.clip_buffers, load)
+            return Encryptor(LatticeScheme(lattice), code, self.clip, self.clip_buffers, load, self.layer_bounds)
         raise UserError(
             f"{self.scheme}: {reason} for {load.clients} updates with a total weight of up to {load.units}: set fewer "
             f"bits, or weights: uniform"

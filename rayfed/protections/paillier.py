@@ -79,7 +79,8 @@ class Paillier(Encryption):
     def encryptor(self, load: Load) -> Encryptor:
         """Return an encryptor with as many values per plaintext as fit, or one value in the FedBoosting arithmetic."""
         code = FixedPoint(self.bits) if self.encoding == "packed" else Slices(self.pieces_of_weight)
-        most = code.largest(max(self.clip, self.clip_buffers))
+        bounds = [self.clip, self.clip_buffers, *(bound for _, bound in self.layer_bounds)]
+        most = code.largest(max(bounds))
         width = (2 * load.units * most).bit_length()
         room = self.key_bits - 1
         if width > (min(room, WIDEST) if self.encoding == "packed" else room):
@@ -90,7 +91,8 @@ class Paillier(Encryption):
             )
         lanes = Lanes(width, room // width) if self.encoding == "packed" else None
         scheme = PheScheme if self.backend == "phe" else PaillierScheme
-        return Encryptor(scheme(self.key_bits, lanes, most, self.table), code, self.clip, self.clip_buffers, load)
+        made = scheme(self.key_bits, lanes, most, self.table)
+        return Encryptor(made, code, self.clip, self.clip_buffers, load, self.layer_bounds)
 
 
 @dataclass(frozen=True)

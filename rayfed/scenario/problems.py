@@ -319,6 +319,18 @@ def _of_federation(s: Scenario) -> Iterator[Problem]:
             )
             yield Problem(path=("federation", "validation"), message=message)
             break
+    if s.federation.encrypted_images:
+        yield from _encrypted_inference_problems(s)
+
+
+def _encrypted_inference_problems(s: Scenario) -> Iterator[Problem]:
+    """Yield problems of classifying test images under encryption."""
+    place = ("federation", "encrypted_images")
+    if all(arm.model.get("name", s.model.name) != "cryptonet" for arm in s.played.values()):
+        message = "only the model `cryptonet` can classify encrypted images; set `model: cryptonet`, or remove it"
+        yield Problem(path=place, message=message)
+    elif s.model.normalise:
+        yield Problem(path=place, message="encrypted images are not normalised; remove `normalise` from the model")
 
 
 def _of_system(s: Scenario) -> Iterator[Problem]:

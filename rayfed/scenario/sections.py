@@ -197,6 +197,9 @@ class FederationSection(Section):
     """Optimiser of the server."""
     evaluate_every: Annotated[int, Field(ge=1)] = 1
     """Number of rounds between evaluations on the test set. The last round is always evaluated."""
+    encrypted_images: Annotated[int, Field(ge=0)] = 0
+    """Number of test images that the server also classifies under encryption after the last round, in arms with the
+    model `cryptonet`. The server never sees these images. Needs the package tenseal. Default: 0."""
     evaluate_clients: bool = False
     """Also evaluate the new weights on the clients' own samples, in the same rounds. If a defence transforms all of
     them, the transformed samples are used."""

@@ -92,9 +92,13 @@ class RoundRow(ArmRoundRow):
     non_member_mean_accuracy: float | None = column(
         "test accuracy of a non-member with the mean of the clients' private parts but random keys, 0..1"
     )
-    non_member_zero_accuracy: float | None = column(
-        "test accuracy of a non-member with zeros for the clients' private parts and random keys, 0..1"
+    encrypted_accuracy: float | None = column(
+        "share of the first test images that the server classifies correctly under encryption, 0..1; null without "
+        "`encrypted_images`"
     )
+    encrypted_agreement: float | None = column("share of these images that get the class of the plain network, 0..1")
+    encrypted_seconds: float | None = column("mean wall time to encrypt, classify and decrypt one of these images (s)")
+    encrypted_bytes: int | None = column("mean size of one encrypted image and its encrypted logits (bytes)")
     backdoor_accuracy: float | None = column("share of test images with the trigger classified as its target, 0..1")
     baseline_accuracy: float | None = column(
         "test accuracy of always predicting the majority class, 0..1: 95 % of test sets of this size have less"
@@ -130,6 +134,10 @@ class ClientRow(ArmRoundRow):
     sent_bytes: int | None = column("size of the update as sent, encrypted or not (bytes)")
     clipped: int | None = column(
         "number of values of the update clipped to the range of the encryption; null without encryption"
+    )
+    autoencoder_loss: float | None = column(
+        "mean loss over the last epoch of the client's autoencoder, in the round in which the client trained it "
+        "(nats per sample); only with the defence `vae`"
     )
     malicious: bool | None = column("whether the client poisons its data or update; unknown to the server")
     test_accuracy: float | None = column(
@@ -230,6 +238,13 @@ class PrivateLayerRow(ArmRoundRow):
         "mean number of singular values that make up 99 % of the scaled kernels' sum, over the clients"
     )
     scale: float | None = column("mean absolute scale (gamma) of the channels, over the clients")
+    bound_above: float | None = column(
+        "theorem 1 of Gu 2021, up to a constant: upper bound on the root mean squared error of inverting one client's "
+        "layer with another's, if their ranks are equal; mean over pairs of the first ten clients, null for one client"
+    )
+    bound_below: float | None = column(
+        "the same theorem's lower bound, for outputs outside the range of the other client's layer"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from rayfed.crypto.inference import CryptonetClient, CryptonetServer
-from rayfed.errors import UserError
+from rayfed.crypto.inference import Client, Server
+from rayfed.errors import ScenarioError, UserError
 from rayfed.models.build import build_model
 from rayfed.registry import build
+from rayfed.runs.runner import launch
+from rayfed.scenario import parse
+from rayfed.simulation.executors.local import local
+from rayfed.simulation.progress import Progress
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +56,31 @@ def test_a_network_that_normalises_is_refused(client: CryptonetClient) -> None:
     net = build_model("cryptonet", {}, (1, 16, 16), 10, seed=0, normalise=([0.5], [0.5]))
     with pytest.raises(UserError, match="without `normalise`"):
         CryptonetServer.from_public_keys(client.public(), net)  # type: ignore[arg-type]
+
+
+SCENARIO = """
+name: t
+data: {name: digits, size: 16, train_samples: 400, test_samples: 60}
+model: MODEL
+training: {epochs: 3, batch_size: 10, lr: 0.02}
+federation: {rounds: 1, clients: 2, encrypted_images: 2}
+"""
+
+
+@pytest.mark.engine
+def test_a_run_classifies_test_images_under_encryption(tmp_path: Path) -> None:
+    run = launch(parse(SCENARIO.replace("MODEL", "cryptonet")), str(tmp_path), local, Progress())
+    [row] = run.read_table("rounds").to_pylist()
+    assert row["encrypted_agreement"] == 1
+    assert row["encrypted_accuracy"] in (0, 0.5, 1)
+    assert row["encrypted_seconds"] > 0
+    assert row["encrypted_bytes"] > 10_000
+
+
+@pytest.mark.parametrize("model", ["lenet", "{name: cryptonet, normalise: {mean: [0.1], std: [0.3]}}"])
+def test_encrypted_images_need_a_cryptonet_without_normalise(model: str) -> None:
+    with pytest.raises(ScenarioError):
+        parse(SCENARIO.replace("MODEL", model))
 
 
 def test_other_images_are_refused() -> None:

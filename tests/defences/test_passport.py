@@ -19,8 +19,8 @@ from rayfed.metrics import private as metrics
 from rayfed.models.build import build_model
 from rayfed.models.dcgan import Generator
 from rayfed.models.front import Front
+from rayfed.models.passport import Distribution, PassportShape, PenalisedPassport
 from rayfed.models.passport import Passport as PassportConv
-from rayfed.models.passport import PenalisedPassport
 from rayfed.models.pretrained import Origin, save_generator
 from rayfed.models.private import common_names, freeze, key_names, private_names
 from rayfed.models.private_conv import PrivateConv, private_convs
@@ -40,6 +40,7 @@ MODELS = [
     ("lenet", {}, (1, 16, 16)),
     ("lenet", {"norm": "group"}, (1, 16, 16)),
     ("lenet5", {}, (1, 28, 28)),
+    ("lenet5", {"norm": "batch"}, (1, 28, 28)),
     ("alexnet", {}, (3, 16, 16)),
     ("resnet18", {}, (3, 16, 16)),
     ("torchvision", {"arch": "resnet18"}, (3, 32, 32)),
@@ -47,12 +48,15 @@ MODELS = [
 ]
 
 
-def passport(norm: nn.Module | None = None, **options: float) -> PassportConv:
+LINEAR = PassportShape(5, 0.0, 8.0, "normal", "linear")
+
+
+def passport(norm: nn.Module | None = None, shape: PassportShape = LINEAR, price: float | None = None) -> PassportConv:
     torch.manual_seed(0)
     conv = nn.Conv2d(3, 4, 3, stride=2, padding=1)
-    if options:
-        return PenalisedPassport(conv, norm, True, 5, 8.0, **options)  # type: ignore[arg-type]
-    return PassportConv(conv, norm, True, 5, 8.0)
+    if price:
+        return PenalisedPassport(conv, norm, True, shape, price)
+    return PassportConv(conv, norm, True, shape)
 
 
 def by_hand(block: PassportConv) -> Tensor:
@@ -87,6 +91,33 @@ def test_a_norm_stands_before_the_passports_scale() -> None:
     assert not any(name.startswith("norm.") for name, _ in block.named_parameters())
 
 
+def test_the_published_block_has_an_activation_and_a_norm_of_its_own() -> None:
+    """As Passport-aware Normalization computes it: mean over positions, o to o/4, LeakyReLU of slope 0.01, and back."""
+    block, images = passport(shape=PassportShape(5, 0.0, 1.0, "uniform", "published")), torch.rand(2, 3, 8, 8)
+    gamma, beta = _published(block, 0), _published(block, 1)
+    torch.testing.assert_close(torch.stack(block.derived()), torch.stack([gamma, beta]))
+    normal = F.batch_norm(F.conv2d(images, block.conv.weight, stride=2, padding=1), None, None, training=True)
+    expected = gamma.view(-1, 1, 1) * normal + beta.view(-1, 1, 1)
+    torch.testing.assert_close(block(images), expected, atol=1e-5, rtol=1e-4)
+    assert block.encode.weight.shape == (1, 4)
+    assert {name for name, _ in block.named_parameters()} == {"conv.weight", "encode.weight", "decode.weight"}
+
+
+def _published(block: PassportConv, which: int) -> Tensor:
+    mean = F.conv2d(block.passports[which], block.conv.weight, stride=2, padding=1).mean((1, 2))
+    code = block.encode.weight @ mean
+    return block.decode.weight @ torch.where(code > 0, code, 0.01 * code)
+
+
+@pytest.mark.parametrize(("distribution", "deviation"), [("normal", 2.0), ("uniform", 2 / 3**0.5)])
+def test_passports_have_their_distribution(distribution: Distribution, deviation: float) -> None:
+    sampled = PassportShape(100, 3.0, 2.0, distribution, "linear").sample(3)
+    assert sampled.mean().item() == pytest.approx(3, abs=0.05)
+    assert sampled.std().item() == pytest.approx(deviation, rel=0.02)
+    if distribution == "uniform":
+        assert (sampled - 3).abs().max() <= 2
+
+
 def test_the_consistency_term_is_the_two_distances() -> None:
     block = passport(price=0.5)
     with torch.no_grad():
@@ -118,7 +149,7 @@ def test_the_gradient_of_the_penalised_loss_agrees_with_finite_differences() -> 
 
 
 @pytest.mark.parametrize(("name", "parameters", "shape"), MODELS)
-@pytest.mark.parametrize("defence", [Split(), Passport(), Passport(consistency=1.0)])
+@pytest.mark.parametrize("defence", [Split(), Passport(), Passport(consistency=1.0), Passport(block="published")])
 def test_the_front_alone_is_private(
     name: str, parameters: dict[str, str], shape: tuple[int, int, int], defence: Split
 ) -> None:
@@ -271,6 +302,18 @@ def test_images_that_are_too_small_are_refused(name: str, side: int) -> None:
         build_model(name, {}, (1, side, side), 10, seed=0)
 
 
+def test_layers_that_are_sent_out_are_not_private_but_compared() -> None:
+    runtime, arm, sent = hosted(scenario("{name: split, sent_out: true}"))
+    assert not runtime.arm(arm).private
+    _, report = runtime.cohort(arm, sent, [0, 1, 2], {})
+    [row] = runtime.private_layers(arm, list(report.states.values()))
+    plain, arm, sent = hosted(scenario("{name: dldp_a, sigma: 0}"))
+    trained = [
+        sent.weights["conv1.weight"] - u.tensors["conv1.weight"] for u in plain.updates(arm, sent, [0, 1, 2], {})
+    ]
+    assert row["distance"] == pytest.approx(metrics.distance(trained), rel=1e-4)
+
+
 def test_a_host_describes_its_clients_private_layers() -> None:
     runtime, arm, sent = hosted(scenario("passport"))
     states = runtime.cohort(arm, sent, [0, 1, 2], {})[1].states
@@ -291,6 +334,28 @@ def test_distance_and_rank() -> None:
     assert metrics.rank(torch.diag(torch.tensor([1.0, 1.0, 1e-4, 0.0]))) == 2
     assert metrics.rank(torch.eye(7)) == 7
     assert metrics.rank(torch.zeros(3, 3)) == 0
+
+
+def test_the_bounds_of_theorem_1_hold_for_pseudo_inverses() -> None:
+    wide, narrow = torch.diag(torch.tensor([2.0, 1.0])), torch.diag(torch.tensor([1.0, 2.0]))
+    assert metrics.compute_upper_bound([wide, narrow]) == pytest.approx(1)
+    assert metrics.compute_lower_bound([wide, narrow]) == pytest.approx(1 / 4)
+    assert metrics.compute_upper_bound([wide]) is metrics.compute_lower_bound([wide]) is None
+    torch.manual_seed(0)
+    for _ in range(20):
+        own, others = torch.randn(2, 8, 5, dtype=torch.double)
+        output = F.normalize(torch.randn(8, dtype=torch.double), dim=0)
+        error = (torch.linalg.pinv(own) @ output - torch.linalg.pinv(others) @ output).norm()
+        upper = metrics.compute_upper_bound([own, others])
+        assert upper is not None
+        assert error <= 2**0.5 * upper  # Wedin 1973: the constant is the root of 2 for full rank
+        others[:, 0] = others[:, 1]  # a lower rank
+        inside = torch.linalg.svd(others.T @ own).Vh[-1]
+        output = F.normalize(own @ inside, dim=0)  # in the range of W, orthogonal to the columns of W'
+        error = (torch.linalg.pinv(own) @ output - torch.linalg.pinv(others) @ output).norm()
+        lower = metrics.compute_lower_bound([own, others])
+        assert lower is not None
+        assert error >= lower
 
 
 def test_the_scale_without_passports_is_the_norms() -> None:

@@ -15,8 +15,9 @@ from torch.distributions import Normal, kl_divergence
 from torch.nn import functional as F
 
 from rayfed import scenario as scenarios
-from rayfed.defences.base import Batch, Task
+from rayfed.defences.base import MEASURED, Batch, Task
 from rayfed.defences.vae import Vae
+from rayfed.errors import UserError
 from rayfed.gradients import buffers_of, weights_of
 from rayfed.models.build import build_model
 from rayfed.models.vae import Autoencoder
@@ -53,7 +54,7 @@ def forged(defence: Vae, task: Task) -> Batch:
 
 
 def autoencoder(task: Task) -> dict[str, Tensor]:
-    [weights] = task.state.values()
+    [weights] = (own for key, own in task.state.items() if key != MEASURED)
     return weights  # type: ignore[no-any-return]
 
 
@@ -107,6 +108,33 @@ def test_a_forged_image_is_like_its_own_more_than_like_others() -> None:
     assert (found - images).square().mean() < (images.mean(0) - images).square().mean()
 
 
+def test_an_autoencoder_that_knows_labels_forges_what_the_label_says() -> None:
+    """Two images of one value each; the wrong label makes the other image."""
+    images = torch.cat([torch.full((40, 1, 6, 6), value) for value in (0.0, 1.0)])
+    labels = torch.arange(80) // 40
+    task = client(images)
+    task = task.replace(data=Batch(images, labels, places=torch.arange(80)), classes=2)
+    defence = Vae(conditional=True, epochs=30, epsilon=SILENT, latent=1)
+    swapped = defence.forged(task, Batch(torch.full_like(images, 0.5), 1 - labels))
+    assert ((swapped.mean((1, 2, 3)) > 0.5) == (labels == 0)).float().mean() > 0.9
+    with pytest.raises(UserError):
+        defence.forged(task, Batch(images, F.one_hot(labels, 2).float()))
+
+
+def test_the_loss_of_the_last_epoch_is_in_the_clients_row() -> None:
+    there = runtime()
+    _, first = there.cohort("vae", sent(there), [0], {})
+    _, second = there.cohort("vae", sent(there, 1), [0], first.states)
+    [row], [later] = first.rows, second.rows
+    network = Vae(epochs=2, hidden=16, latent=4)._network(
+        there.task("vae", sent(there), 0, there.parts[0], first.states[0])
+    )
+    images = there.task("vae", sent(there), 0, there.parts[0], {}).data.inputs
+    at_the_end = network.loss(images, images, torch.randn(len(images), 4))
+    assert row["autoencoder_loss"] == pytest.approx(at_the_end.item(), rel=0.2)
+    assert "autoencoder_loss" not in later
+
+
 def test_noise_is_laplace_of_sensitivity_over_epsilon() -> None:
     images = torch.full((50, 1, 40, 40), 0.5)
     noise = Vae(sensitivity=2, epsilon=8).noised(images, torch.Generator().manual_seed(0)) - images
@@ -148,7 +176,7 @@ def test_it_follows_the_clients_keys_alone() -> None:
 def test_each_of_two_in_a_stack_has_its_own() -> None:
     task = client(digits(20))
     data_method([Vae(epochs=1), Vae(epochs=2)])(task)
-    assert len(task.state) == 2
+    assert len(task.state.keys() - {MEASURED}) == 2
 
 
 def test_everything_is_in_the_clients_own_order() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import minimize
 from scipy.stats import entropy
 from torch import Tensor
 
@@ -13,7 +14,7 @@ from rayfed.core import seeds
 from rayfed.evidence.attack_results import summarise_leakage
 from rayfed.evidence.bayesian_criteria import check_criteria
 from rayfed.evidence.training import summarise_arms
-from rayfed.metrics.bayesian import knowledge_increment, posterior_knowledge
+from rayfed.metrics.bayesian import compute_least_error, knowledge_increment, posterior_knowledge
 from rayfed.metrics.score import Scorer
 from rayfed.scenario import AttackSpec, parse, resolve
 from rayfed.simulation.rounds.attacks import AttackCall, note_attack
@@ -45,6 +46,24 @@ def test_the_bounds_are_reached() -> None:
     torch.testing.assert_close(
         knowledge_increment(images, images), torch.tensor([0.0, 8.0, 8.0], dtype=torch.float64), atol=1e-6, rtol=0
     )
+
+
+def test_the_least_error_of_an_image_that_knows_nothing_is_that_of_a_convex_program() -> None:
+    """Table 1 of Gu 2021 prints 0.092 at 0.16 for MNIST, whose pixels have this mean and variance."""
+    mean, variance, increment = 0.1307, 0.0949, 0.16
+    apart = np.array([min(abs(v - mean) for v in np.linspace(b / 10, (b + 1) / 10, 1001)) ** 2 for b in range(10)])
+    solved = minimize(
+        lambda h: float(h @ apart),
+        UNIFORM,
+        bounds=[(1e-6, 1)] * 10,
+        constraints=[
+            {"type": "eq", "fun": lambda h: h.sum() - 1},
+            {"type": "ineq", "fun": lambda h: increment + np.log10(10 * h).mean()},
+        ],
+    )
+    assert compute_least_error(mean, variance, increment) == pytest.approx(variance + solved.fun, rel=1e-3)
+    assert compute_least_error(mean, variance, increment) > 0.15
+    assert compute_least_error(mean, variance, 8) == pytest.approx(variance, rel=1e-3)
 
 
 def test_they_are_columns_of_a_score() -> None:

@@ -130,6 +130,26 @@ def test_the_heaviest_sum_does_not_overflow(name: str) -> None:
     assert rule.channel.clipped(top[0]) == 3
 
 
+@pytest.mark.parametrize("name", ["paillier", "fedboosting", "ckks"])
+def test_layers_have_bounds_of_their_own(name: str) -> None:
+    """A small layer next to a large one: finer steps, and its values are clipped at its own bound."""
+    small, large = torch.linspace(-0.02, 0.02, 41), torch.linspace(-1, 1, 41)
+    sent = [Update(c, 4, {"conv.w": small, "fc.w": large}, {}, 5, 0.0) for c in range(2)]
+    protection = replace(PROTECTIONS[name], clip_layers={"conv*": 0.01})
+    encryptor = protection.encryptor(Load(2, 100, multiplied=name == "fedboosting"))
+    keys = keys_of(encryptor)
+    sealed = [encryptor.encrypt(keys, update, 5) for update in sent]
+    if name == "fedboosting":
+        sealed = [encryptor.times(one, 50) for one in sealed]
+    tensors, _, weight = encryptor.open(keys, encryptor.add(*sealed))
+    torch.testing.assert_close(tensors["conv.w"] / weight, small.double().clamp(-0.01, 0.01), atol=1e-6, rtol=0)
+    torch.testing.assert_close(tensors["fc.w"] / weight, large.double(), atol=1e-4, rtol=0)
+    assert encryptor.clipped(sent[0]) == 20
+    unknown = replace(protection, clip_layers={"dense*": 0.01}).encryptor(Load(2, 10))
+    with pytest.raises(UserError):
+        unknown.encrypt(keys, sent[0], 5)
+
+
 @EACH
 def test_public_factors_multiply(name: str) -> None:
     """What a rule with weights of the server's needs."""

@@ -1,8 +1,8 @@
 """Deep leakage from gradients (DLG): fit images and soft labels to the observed gradient by L-BFGS.
 
 Source: Zhu et al. 2019, "Deep Leakage from Gradients" (DLG), algorithm 1. Two changes make the search robust: a line
-search replaces the authors' step size of 1, and another random start follows if one ends in a local minimum. The option
-`line_search: false` is the search of the authors' published code.
+search replaces the authors' step size of 1, and another random start follows if one ends in a local minimum. The total
+variation is that of Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", algorithm 2.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from rayfed.attacks.base import Reconstruction
 from rayfed.attacks.matching.distances import squared_l2
 from rayfed.attacks.matching.lbfgs import Minima, minimise
 from rayfed.attacks.matching.options import GradientMatching
+from rayfed.attacks.matching.priors import total_variation
 from rayfed.attacks.matching.problem import Matching
 from rayfed.attacks.matching.snapshots import Snapshots
 from rayfed.attacks.matching.unit_steps import take_unit_steps
@@ -52,6 +53,10 @@ class Dlg(GradientMatching):
     the authors' published code, which also has one start (`restarts: 1`). This search diverges for many images. Its
     result is the last point of the start with the lowest objective, and a point that is not finite is a black image."""
 
+    tv: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the images' total variation, added to the squared distance of the gradients. With 0, the search stops
+    when the gradients match."""
+
     @property
     def evaluations(self) -> int:
         """Return the maximum number of successive evaluations of the attack's objective."""
@@ -64,11 +69,12 @@ class Dlg(GradientMatching):
         return self._where_it_can_start(lambda o, g: self._group(o, model, g), observations, generators)
 
     def _matching(self, observations: Sequence[Observation], model: nn.Module) -> Matching:
-        return self._problem(observations, model, squared_l2, dtype=self._precision)
+        prior = self._prior if self.tv else None
+        return self._problem(observations, model, squared_l2, prior, dtype=_PRECISION)
 
-    @property
-    def _precision(self) -> torch.dtype:
-        return _PRECISION if self.line_search else torch.float32
+    def _prior(self, images: Tensor) -> Tensor:
+        """Return the weighted total variation (Q,) of images (Q, N, C, H, W)."""
+        return self.tv * total_variation(images).mean(1)
 
     def _group(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]

@@ -22,10 +22,11 @@ from rayfed.aggregation.over_channel import OverChannel
 from rayfed.core import losses
 from rayfed.core.memory import Fitting
 from rayfed.core.objective import are_words
-from rayfed.core.vectorised import find_refusal
-from rayfed.defences.base import Batch, Defence, Task
+from rayfed.core.vectorised import refusal
+from rayfed.defences.base import MEASURED, Batch, Defence, Task
 from rayfed.errors import UserError
 from rayfed.models.build import is_stochastic, uses_batch_statistics
+from rayfed.models.private_conv import sent_out_names
 from rayfed.scenario import Failures, Training
 from rayfed.simulation.client.failures import Attempt, Failed, Made, attempt
 from rayfed.simulation.client.fused import fused_gradient, fused_gradient_in_vmap
@@ -91,7 +92,8 @@ class CohortRecord:
                 sent = hidden.protect(made) if hidden else made
                 known = {"samples": made.samples, "loss": made.loss, "seconds": together + perf_counter() - began}
                 size = {"sent_bytes": sent.sent_bytes, "clipped": hidden.channel.clipped(made) if hidden else None}
-                self.rows.append(key | known | size | {"status": "ok"})
+                measured = task.state.pop(MEASURED, {})
+                self.rows.append(key | known | size | measured | {"status": "ok"})
                 if task.state:
                     self.states[task.client] = task.state
                 yield sent
@@ -112,7 +114,7 @@ def obstacle(task: Task, training: Training, defences: Sequence[Defence]) -> str
     for defence in defences:
         if not defence.vectorises and defence.overrides("wrap_gradient", "wrap_update"):
             return f"the defence {type(defence).__name__} supports only one client at a time"
-    if task.private:
+    if task.private or sent_out_names(task.model):
         return "each client has its own private layers"
     if losses.get_loss(task.model).takes == "classes" and are_words(task.data.labels):
         return "the CTC loss (for labels that are words) supports only one batch at a time"

@@ -1,4 +1,4 @@
-"""Statistics of clients' private layers (Gu 2021, figures 4 and 5), for reports only."""
+"""Statistics of clients' private layers (Gu 2021, figures 4 and 5, theorem 1), for reports only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rayfed.metrics.private import distance, rank
+from rayfed.metrics.private import compute_lower_bound, compute_upper_bound, distance, rank
 from rayfed.models.copying import copy_model
 from rayfed.models.private_conv import PrivateConv, private_convs
 from rayfed.update import Named
@@ -24,12 +24,15 @@ def private_layers(model: nn.Module, parts: Sequence[Named]) -> list[dict[str, A
     rows = []
     for path, block in private_convs(model).items():
         blocks = [_filled(block, path, part) for part in parts]
+        matrices = [b.matrix() for b in blocks]
         rows.append(
             {
                 "layer": path,
                 "distance": distance([b.conv.weight for b in blocks]),
-                "rank": mean(rank(b.matrix()) for b in blocks),
+                "rank": mean(rank(matrix) for matrix in matrices),
                 "scale": mean(float(b.scale().abs().mean()) for b in blocks),
+                "bound_above": compute_upper_bound(matrices),
+                "bound_below": compute_lower_bound(matrices),
             }
         )
     return rows

@@ -17,6 +17,7 @@ from rayfed.core import seeds
 from rayfed.defences.base import Batch, DataMethod, Defence, GradientMethod, Task, UpdateMethod
 from rayfed.models.build import is_stochastic
 from rayfed.models.private import only, without
+from rayfed.models.private_conv import sent_out_names
 from rayfed.models.trained import frozen_names
 from rayfed.privacy.sampling import SecureGenerator
 from rayfed.scenario import Training
@@ -25,6 +26,8 @@ from rayfed.update import LocalTraining, Named, Update
 
 PRIVATE = "private"
 """Key of a client's private tensors in its state."""
+SENT_OUT = "sent out"
+"""Key, in a client's state, of the layers that it sent and whose distance between clients is measured."""
 
 
 def update_method(training: Training, defences: Sequence[Defence]) -> UpdateMethod:
@@ -136,6 +139,8 @@ def _descent(task: Task, training: Training, data: DataMethod, gradient: Gradien
         optimiser.step(weights, only(sent, task.private))
     if task.private:
         task.state[PRIVATE] = only({**weights, **task.buffers}, task.private)
+    if compared := sent_out_names(task.model):
+        task.state[SENT_OUT] = only({**weights, **task.buffers}, compared)
     return Update(
         client=task.client,
         round=task.round,

@@ -26,13 +26,14 @@ from rayfed.defences.base import Batch
 from rayfed.errors import ClientError, UserError, noting_errors
 from rayfed.metrics.images import mse, wasserstein
 from rayfed.metrics.score import Scorer
+from rayfed.models.copying import copy_model
 from rayfed.models.private import without
 from rayfed.samples import Records, Tokens
 from rayfed.simulation.client import plan
 from rayfed.simulation.client.arm import aggregation_of
 from rayfed.simulation.client.cohort import cohort_updates
 from rayfed.simulation.client.diagnosis import private_layers
-from rayfed.simulation.client.local import PRIVATE
+from rayfed.simulation.client.local import PRIVATE, SENT_OUT
 from rayfed.simulation.client.runtime import ClientRuntime, Evaluation
 from rayfed.simulation.client.server_message import Sent, Split, State
 from rayfed.simulation.client.visit import ObservationRequest, ObservedClient, Truth
@@ -129,6 +130,19 @@ class ClientWorker(ClientRuntime):
         found = self._evaluated(arm, {**sent.weights, **sent.buffers}, [(b.inputs, b.labels) for b in tried])
         return int(found.right), sum(len(batch.labels) for batch in tried)
 
+    def classify_encrypted(self, name: str, sent: Sent, count: int) -> dict[str, float]:
+        """Classify the first test images under encryption, as a client and a server that cannot read them.
+
+        Returns the columns `encrypted_*` of the table `rounds`.
+        """
+        from rayfed.crypto.inference import measure
+
+        sent, arm = self.here(sent), self.arm(name)
+        model = copy_model(arm.model).eval()
+        model.load_state_dict({**sent.weights, **sent.buffers})
+        images, labels = self.samples("test", np.arange(min(count, len(self.data.test_labels))))
+        return measure(model.cpu(), images.cpu(), labels.cpu())
+
     def evaluate_member(
         self, arm: str, sent: Sent, client: int, state: State, splits: Sequence[Split]
     ) -> dict[Split, Evaluation]:
@@ -157,7 +171,8 @@ class ClientWorker(ClientRuntime):
 
     def private_layers(self, arm: str, states: Sequence[State]) -> list[dict[str, Any]]:
         """Return rows of the table `private`: distance and rank of the clients' private layers."""
-        return private_layers(self.arm(arm).model, [state[PRIVATE] for state in states])
+        parts = [state.get(PRIVATE) or state[SENT_OUT] for state in states]
+        return private_layers(self.arm(arm).model, parts)
 
     def observe(self, sent: Sent, request: ObservationRequest) -> tuple[None, list[Observation], list[Truth]]:
         """Observe an attack's victims, and return None (for the driver), the observations, and the true samples."""

@@ -128,6 +128,12 @@ def evaluate_backdoors(run: Run, sent: Mapping[str, Ref], size: int) -> dict[str
     return {arm: {"backdoor_accuracy": taken / tried if tried else None} for arm, (taken, tried) in shares.items()}
 
 
+def evaluate_encrypted(run: Run, sent: Mapping[str, Ref], images: int) -> dict[str, Found]:
+    """Classify the first test images under encryption, and return the columns `encrypted_*` of `rounds` by arm."""
+    calls = [Call("classify_encrypted", (arm, ref, images), arm) for arm, ref in sent.items()]
+    return {call.tag: found for call, found, *_ in run(calls)}
+
+
 def measure_private_layers(run: Run, states: Mapping[str, Mapping[int, State]]) -> list[dict[str, Any]]:
     """Measure the clients' private layers, and return the rows of the table `private` without the column `round`."""
     calls = [Call("private_layers", (arm, list(members.values())), arm) for arm, members in states.items() if members]

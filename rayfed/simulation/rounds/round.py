@@ -10,6 +10,7 @@ from typing import Any
 from rayfed.aggregation.asynchronous import AsynchronousRule
 from rayfed.aggregation.base import AnyAggregation, InteractiveAggregation
 from rayfed.errors import ScenarioError
+from rayfed.models.private_conv import private_convs
 from rayfed.scenario import Scenario
 from rayfed.simulation.client import plan
 from rayfed.simulation.client.arm import Arm
@@ -32,6 +33,7 @@ from rayfed.simulation.rounds.evaluation import (
     count_slices,
     evaluate,
     evaluate_backdoors,
+    evaluate_encrypted,
     evaluate_members,
     measure_baselines,
     measure_private_layers,
@@ -288,7 +290,7 @@ class Round:
             self.tables.rounds.append(row)
 
     def _measure_private_layers(self, after: States) -> None:
-        private = {name: after[name] for name, arm in self.arms.items() if arm.private}
+        private = {name: after[name] for name, arm in self.arms.items() if private_convs(arm.model)}
         rows = measure_private_layers(self.federation.run_clients, private)
         self.tables.private += [row | {"round": self.number} for row in rows]
 
@@ -354,6 +356,11 @@ class Round:
         backdoored = {a: ref for a, ref in shared.items() if federation.malicious[a].poisoning.has_trigger}
         for arm, share in evaluate_backdoors(run, backdoored, sizes["test"]).items():
             found[arm] |= share
+        images = federation.scenario.federation.encrypted_images
+        if images and self.number + 1 == federation.scenario.federation.rounds:
+            encrypted = {arm: ref for arm, ref in shared.items() if self.arms[arm].spec.model.name == "cryptonet"}
+            for arm, values in evaluate_encrypted(run, encrypted, images).items():
+                found[arm] |= values
         return found
 
     def _finished(self, served: Mapping[str, RoundStart]) -> dict[str, tuple[Sent, ArmServerState]]:

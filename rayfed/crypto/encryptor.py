@@ -18,8 +18,8 @@ from typing import Protocol
 import numpy as np
 
 from rayfed.crypto.keys import derive
-from rayfed.crypto.layout import LayerBounds, Layout, flat
-from rayfed.crypto.tags import PRIME, Tagger, added, multiplied
+from rayfed.crypto.layout import LayerBounds, UpdateLayout, flatten_update
+from rayfed.crypto.tags import PRIME, Tagger, add_tags, multiply_tag
 from rayfed.errors import ProtectionError, UserError
 from rayfed.update import Encrypted, Named, Share, Update
 
@@ -114,7 +114,7 @@ class Encryptor:
         """Return a client's encrypted update, multiplied by the client's weight unless the server multiplies."""
         layout = UpdateLayout.from_update(update)
         before = 1 if self.load.multiplied else weight
-        vector = before * self.code.encode(flat(update), self._bounds(layout))
+        vector = before * self.code.encode(flatten_update(update), self._bounds(layout))
         share = Share(update.client, weight, before, 1, secrets.token_bytes(_NONCE))
         return Encrypted(
             round=update.round,
@@ -135,7 +135,7 @@ class Encryptor:
 
     def clipped(self, update: Update) -> int:
         """Return the number of an update's values that `encrypt` clips."""
-        return beyond(update, self.clip, self.clip_buffers, self.clip_layers)
+        return count_beyond(update, self.clip, self.clip_buffers, self.clip_layers)
 
     def add(self, left: Encrypted, right: Encrypted) -> Encrypted:
         """Add two encrypted sums. Raises `ProtectionError` unless round, form and public key are equal."""
@@ -218,7 +218,7 @@ class Encryptor:
         bounds = [self.clip, self.clip_buffers, *(bound for _, bound in self.clip_layers)]
         return max(self.code.largest(bound) for bound in bounds)
 
-    def _bounds(self, layout: Layout) -> np.ndarray:
+    def _bounds(self, layout: UpdateLayout) -> np.ndarray:
         return layout.bounds(self.clip, self.clip_buffers, self.clip_layers)
 
     def _check(self, encrypted: Encrypted) -> None:
@@ -262,7 +262,7 @@ class Encryptor:
     def _decoded(self, encrypted: Encrypted, total: np.ndarray) -> tuple[Named, Named, int]:
         weight, layout = sum(share.weight for share in encrypted.shares), _layout(encrypted)
         bounds = self._bounds(layout)
-        return *layout.named(self.code.decode(total, bounds) * (weight / _units(encrypted))), weight
+        return *layout.split_by_name(self.code.decode(total, bounds) * (weight / _units(encrypted))), weight
 
 
 def describe_resolution(code: Code, clip: float, clip_buffers: float) -> str:
@@ -271,9 +271,13 @@ def describe_resolution(code: Code, clip: float, clip_buffers: float) -> str:
     return f"values up to {clip:g} in steps of {step:.1e}, buffers up to {clip_buffers:g} in steps of {coarse:.1e}"
 
 
-def beyond(update: Update, clip: float, clip_buffers: float, clip_layers: LayerBounds = ()) -> int:
+def count_beyond(update: Update, clip: float, clip_buffers: float, clip_layers: LayerBounds = ()) -> int:
     """Return the number of an update's values that exceed the clip bounds of parameters and buffers."""
-    return int((np.abs(flat(update)) > Layout.of(update).bounds(clip, clip_buffers, clip_layers)).sum())
+    return int(
+        (
+            np.abs(flatten_update(update)) > UpdateLayout.from_update(update).bounds(clip, clip_buffers, clip_layers)
+        ).sum()
+    )
 
 
 def _layout(encrypted: Encrypted) -> UpdateLayout:

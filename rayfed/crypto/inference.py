@@ -101,8 +101,8 @@ def measure(model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, float
     `encrypted_*` of the table `rounds`.
     """
     assert isinstance(model, nn.Sequential)
-    client = Client.fresh()
-    server = Server.of(client.public(), model)
+    client = CryptonetClient.with_new_keys()
+    server = CryptonetServer.from_public_keys(client.public(), model)
     conv = model.get_submodule("conv1")
     assert isinstance(conv, nn.Conv2d)
     classes, sizes = [], []

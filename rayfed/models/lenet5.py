@@ -3,7 +3,8 @@
 Source: Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", table 2; LeCun et al. 1998. 61,706 parameters
 at 1x28x28 with 10 classes. The table's paddings of 2 in the second convolution and of 1 in the third contradict its
 outputs of 10x10 and 1x1, so these have no padding here. The table lists no norms. The scale of 1.01 in figure 5 implies
-norms in its AlexNet.
+norms in its AlexNet. With `padding: 0`, sigmoid and `init: uniform`, this is also the LeNet of GRNN's published code
+(Ren 2022): 62,006 parameters at 3x32x32 with 10 classes.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ class LeNet5:
     activation: Activation = "relu"
     """Activation after each convolution and the first linear layer; `sigmoid` is smooth, as second-order attacks
     need."""
+    padding: Literal[0, 2] = 2
+    """Border of zeros around the image, in pixels. With 0, images need at least 32x32 pixels."""
+    init: Literal["default", "uniform"] = "default"
+    """Initial weights. `default`: PyTorch's. `uniform`: weights and biases from U(-0.5, 0.5), as in DLG."""
     norm: Norm = "none"
     """Norm after each convolution, before its activation."""
 
@@ -47,7 +52,7 @@ class LeNet5:
         rows, columns = (((side + 2 * self.padding - 4) // 2 - 4) // 2 - 4 for side in (height, width))
         model = nn.Sequential(
             OrderedDict(
-                conv1=nn.Conv2d(channels, 6, 5, padding=2),
+                conv1=nn.Conv2d(channels, 6, 5, padding=self.padding),
                 norm1=norm(self.norm, 6),
                 act1=activation(self.activation),
                 pool1=nn.MaxPool2d(2),

@@ -92,6 +92,9 @@ class RoundRow(ArmRoundRow):
     non_member_mean_accuracy: float | None = column(
         "test accuracy of a non-member with the mean of the clients' private parts but random keys, 0..1"
     )
+    non_member_zero_accuracy: float | None = column(
+        "test accuracy of a non-member with zeros for the clients' private parts and random keys, 0..1"
+    )
     encrypted_accuracy: float | None = column(
         "share of the first test images that the server classifies correctly under encryption, 0..1; null without "
         "`encrypted_images`"

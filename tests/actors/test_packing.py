@@ -165,7 +165,7 @@ def test_rules_that_gather_keep_no_update_on_a_gpu() -> None:
     there = Update(0, 0, {"w": torch.zeros(2, device="meta")}, {"b": torch.zeros(1)}, 3, 0.0)
     moved = list[torch.Tensor]()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rayfed.aggregation.gathering.on_host", lambda t: moved.append(t) or torch.zeros(t.shape))
+        patch.setattr("rayfed.aggregation.gathering.copy_to_host", lambda t: moved.append(t) or torch.zeros(t.shape))
         [received] = Median().partial([there])
     assert len(moved) == 2
     assert received.tensors["w"].device == torch.device("cpu")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from rayfed.crypto.inference import Client, Server
+from rayfed.crypto.inference import CryptonetClient, CryptonetServer
 from rayfed.errors import ScenarioError, UserError
 from rayfed.models.build import build_model
 from rayfed.registry import build

@@ -1,8 +1,9 @@
 """Deep leakage from gradients (DLG): fit images and soft labels to the observed gradient by L-BFGS.
 
 Source: Zhu et al. 2019, "Deep Leakage from Gradients" (DLG), algorithm 1. Two changes make the search robust: a line
-search replaces the authors' step size of 1, and another random start follows if one ends in a local minimum. The total
-variation is that of Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", algorithm 2.
+search replaces the authors' step size of 1, and another random start follows if one ends in a local minimum. The option
+`line_search: false` is the search of the authors' published code.
+The total variation is that of Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", algorithm 2.
 """
 
 from __future__ import annotations
@@ -70,7 +71,11 @@ class Dlg(GradientMatching):
 
     def _matching(self, observations: Sequence[Observation], model: nn.Module) -> Matching:
         prior = self._prior if self.tv else None
-        return self._problem(observations, model, squared_l2, prior, dtype=_PRECISION)
+        return self._problem(observations, model, squared_l2, prior, dtype=self._precision)
+
+    @property
+    def _precision(self) -> torch.dtype:
+        return _PRECISION if self.line_search else torch.float32
 
     def _prior(self, images: Tensor) -> Tensor:
         """Return the weighted total variation (Q,) of images (Q, N, C, H, W)."""

@@ -22,7 +22,7 @@ from rayfed.aggregation.over_channel import OverChannel
 from rayfed.core import losses
 from rayfed.core.memory import Fitting
 from rayfed.core.objective import are_words
-from rayfed.core.vectorised import refusal
+from rayfed.core.vectorised import find_refusal
 from rayfed.defences.base import MEASURED, Batch, Defence, Task
 from rayfed.errors import UserError
 from rayfed.models.build import is_stochastic, uses_batch_statistics

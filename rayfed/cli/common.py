@@ -167,7 +167,8 @@ def errors_for_people(debug: bool, resumable: bool = False) -> Iterator[None]:
     except BaseException as error:  # code of the user may raise any
         if debug:
             raise
-        raise typer.Exit(_print_unexpected(errors, error)) from None
+        by_user = _print_unexpected(errors, error)
+        raise typer.Exit(2 if by_user else 1) from None
 
 
 def _kept_after(interruption: BaseException) -> str:
@@ -181,17 +182,17 @@ def _kept_after(interruption: BaseException) -> str:
     )
 
 
-def _print_unexpected(errors: Console, error: BaseException) -> int:
-    """Print an error that is no `UserError`, and return the exit code: 2 if the user's code raised it, else 1."""
+def _print_unexpected(errors: Console, error: BaseException) -> bool:
+    """Print an error that is no `UserError`, and return whether the user's code raised it."""
     if isinstance(error.__cause__, StopIteration):  # raised in a generator on the way
         error = error.__cause__
     said = escape(plain(f"{type(error).__name__}: {error}"))
     if place := _own_code(error):
         errors.print(f"[red]error:[/red] {said} (raised by {escape(place)}; `--debug` shows the traceback)")
-        return 2
+        return True
     errors.print(f"[red]internal error:[/red] {said}")
     errors.print("This is a bug in rayfed. Please report it with the output of --debug.")
-    return 1
+    return False
 
 
 def _own_code(error: BaseException) -> str | None:

@@ -25,11 +25,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from rayfed.core.number_types import check_types
 from rayfed.defences.base import Batch, Defence, GradientMethod, Task
 from rayfed.defences.sample_gradients import needing_from_model
 from rayfed.gradients import flatten, loss_of, unflatten, within
 from rayfed.models.copying import copy_model
-from rayfed.number_types import check_types
 from rayfed.registry import component
 from rayfed.samples import Modality
 from rayfed.update import Named, Update

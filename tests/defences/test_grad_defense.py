@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rayfed.client.local import update_method
 from rayfed.defences.base import Batch, Task
 from rayfed.defences.grad_defense import (
     GradDefense,
@@ -17,13 +16,14 @@ from rayfed.defences.grad_defense import (
     sensitivity,
     slices_of_equal_sensitivity,
 )
-from rayfed.engine.inputs import prepare
 from rayfed.errors import UserError
 from rayfed.gradients import batch_loss, buffers_of, flatten, gradient, weights_of
 from rayfed.models.build import build_model
 from rayfed.scenario import Training, parse
+from rayfed.simulation.client.local import update_method
+from rayfed.simulation.inputs import prepare
 from rayfed.update import Named, Update
-from tests.attack_fixtures import digit
+from tests.helpers.attack_fixtures import digit
 
 
 def digits(*indices: int) -> Batch:

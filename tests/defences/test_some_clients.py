@@ -10,20 +10,20 @@ import pytest
 import torch
 
 import rayfed
-from rayfed.client.cohort import cohort_updates
-from rayfed.client.local import update_method
 from rayfed.defences.gaussian import Gaussian
 from rayfed.defences.prune import Prune
 from rayfed.defences.refiner import Refiner
 from rayfed.defences.some_clients import OnSomeClients, defences_at
-from rayfed.engine.inputs import prepare
 from rayfed.errors import UserError
 from rayfed.gradients import flatten
 from rayfed.models.build import build_model
 from rayfed.scenario import Training, parse
+from rayfed.simulation.client.cohort import cohort_updates
+from rayfed.simulation.client.local import update_method
+from rayfed.simulation.inputs import prepare
 from rayfed.update import Update
-from tests.component_fixtures import required
-from tests.test_grad_defense import digits, task_of
+from tests.defences.test_grad_defense import digits, task_of
+from tests.helpers.component_fixtures import required
 
 PLAIN = Training(algorithm="fedsgd", batch_size=None)
 

@@ -8,7 +8,7 @@ by its authors; Refiner (Fan 2024) calls it the improved Soteria. The steps are 
    sum of the layer's gradient with respect to the input. It is computed once per round, at the global weights.
 2. Slices: the flattened gradient is cut into contiguous slices. A layer's sensitivity is spread evenly over its values,
    and each slice has the same total. The code cuts between blocks of values, and its slices overlap by one value.
-3. Perturbation: some slices are drawn at random, and each of their values gets Gaussian noise.
+3. Perturbation: some slices are sampled at random, and each of their values gets Gaussian noise.
 
 The gradient of every local step is perturbed. The code's compensation at the server, which projects noise out of the
 mean of the updates, is left out: it changes no update that an attacker sees.
@@ -60,7 +60,7 @@ class GradDefense(Defence):
     slices: Annotated[int, Field(ge=1)] = 10
     """Number of slices."""
     perturbed: Annotated[int, Field(ge=0)] = 5
-    """Number of slices that get noise, at most `slices`. They are drawn anew for every gradient."""
+    """Number of slices that get noise, at most `slices`. They are sampled anew for every gradient."""
 
     @model_validator(mode="after")
     def _no_more_than_all(self) -> Self:
@@ -97,10 +97,10 @@ class GradDefense(Defence):
         def gradient(task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
             exact, loss = next(task, weights, batch)
             check_types(exact, "grad_defense")
-            drawn = torch.randperm(self.slices, generator=task.generator)[: self.perturbed]
+            chosen = torch.randperm(self.slices, generator=task.generator)[: self.perturbed]
             values, slices = flatten(exact), slices_of(task)
             noise = self.scale * torch.randn(values.shape, generator=task.generator).to(values)
-            noisy = torch.isin(slices, drawn.to(slices))
+            noisy = torch.isin(slices, chosen.to(slices))
             return unflatten(torch.where(noisy, values + noise, values), exact), loss
 
         return gradient

@@ -40,7 +40,7 @@ class OnSomeClients(Defence):
 
     def __repr__(self) -> str:
         """Return the defence and its clients."""
-        return f"{self.defence!r} of clients {sorted(self.clients)}"
+        return f"{self.defence!r} for clients {sorted(self.clients)}"
 
     @property
     def least_samples(self) -> int:

@@ -48,6 +48,7 @@ MORE: dict[str, list[dict[str, Any]]] = {
     "prune": [{"ratio": 0.9, "scope": "global"}],
     "quantise": [{"bits": 1}, {"bits": 3}, {"bits": 2, "rounding": "stochastic"}],
     "soteria": [{"ratio": 0.4, "jacobian": "estimated"}],
+    "laplace": [{"clip": 0.4, "scale": 0.1, "norm": "l2"}],
     "top_k": [{"k": 0.1}, {"k": 20, "by": "weight_gradient"}],
 }
 """Parameters with other declarations than those of `variants`."""
@@ -220,10 +221,10 @@ def follows_latent(name: str, own: Case) -> None:
     elif name == "dcs2":
         assert float(flatten(sent) @ flatten(expected)) >= 0
     else:
-        assert name == "grad_defense"
         noise = own.noise()
-        assert (noise == 0).any(1).all()
-        assert noise[noise != 0].std().item() == pytest.approx(0.1, rel=0.05)
+        assert bool((noise == 0).any(1).all()) == (name == "grad_defense")
+        deviation = {"grad_defense": 0.1, "uniform": 0.1 / sqrt(3)}[name]
+        assert noise[noise != 0].std().item() == pytest.approx(deviation, rel=0.05)
         assert abs(noise[noise != 0].mean().item()) < 0.01
 
 

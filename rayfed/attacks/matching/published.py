@@ -42,7 +42,7 @@ SEARCHES = {"geiping": PublishedSearch(signed=True, boxed=True), "dcs2": Publish
 
 
 def without_evidence(problem: Matching, observations: Sequence[Observation], prior: Prior) -> Matching:
-    """Return the problem of matching every sent value as it is, without what an update shows of its defence."""
+    """Return the problem of matching every sent value as it is, without the evidence of an update on its defence."""
     sent = [as_sent(observation).gradient for observation in observations]
     targets = {name: torch.stack([g[name] for g in sent]).to(target) for name, target in problem.targets.items()}
     return replace(problem, targets=targets, sent=None, through=None, statistics=None, relative=None, prior=prior)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from rayfed.attacks.adaptive.two_images import TwoImages
 from rayfed.attacks.matching.inverting_gradients import InvertingGradients
 from rayfed.attacks.matching.published import published_rates
 from rayfed.models.build import build_model
@@ -52,5 +53,17 @@ def test_a_published_search_is_the_loop_of_its_authors(published: str, signed: b
 def test_the_step_size_falls_at_three_eighths_five_eighths_and_seven_eighths() -> None:
     assert published_rates(0.1, 800)[299] == pytest.approx(0.01)
     assert [published_rates(0.1, 8)[step] for step in (0, 3, 5, 7)] == pytest.approx([0.1, 0.01, 0.001, 0.0001])
+
+
+@pytest.mark.parametrize(
+    ("attack", "options"),
+    [
+        (InvertingGradients, {"published": "zhu"}),
+        (InvertingGradients, {"published": "dcs2", "noise": 0.1}),
+        (InvertingGradients, {"published": "geiping", "start": "grey"}),
+        (TwoImages, {"published": "dcs2"}),
+    ],
+)
+def test_options_without_effect_are_refused(attack: type, options: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="published"):
-        InvertingGradients(published="zhu")  # type: ignore[arg-type]
+        attack(**options)

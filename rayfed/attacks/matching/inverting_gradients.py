@@ -15,10 +15,10 @@ from dataclasses import replace
 from itertools import count
 from math import ceil, cos, pi
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from rayfed.attacks.base import Reconstruction
@@ -87,6 +87,14 @@ class InvertingGradients(GradientMatching):
     """Weight of the noise that an evaluation network detects in the images, for attackers that know `refiner`."""
     evaluator: Path | None = None
     """File of the evaluation network, as in `refiner`. Default: the network that comes with rayfed."""
+
+    @model_validator(mode="after")
+    def _published_without_more(self) -> Self:
+        changed = {"noise": self.noise, "precision": self.precision, "start": self.start != "noise"}
+        others = [name for name, value in changed.items() if value]
+        if self.published is not None and others:
+            raise ValueError(f"published: the authors' search has no {', '.join(others)}: remove one of the two")
+        return self
 
     def check(self, model: nn.Module, sample: SampleSpec, classes: int) -> None:
         """Raise `UserError` for an unknown layer, or if the evaluation network is needed but missing."""

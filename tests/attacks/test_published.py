@@ -60,7 +60,7 @@ def test_the_step_size_falls_at_three_eighths_five_eighths_and_seven_eighths() -
     [
         (InvertingGradients, {"published": "zhu"}),
         (InvertingGradients, {"published": "dcs2", "noise": 0.1}),
-        (InvertingGradients, {"published": "geiping", "start": "grey"}),
+        (InvertingGradients, {"published": "geiping", "precision": "bfloat16"}),
         (TwoImages, {"published": "dcs2"}),
     ],
 )

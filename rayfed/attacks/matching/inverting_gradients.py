@@ -31,6 +31,7 @@ from rayfed.attacks.matching.problem import Matching
 from rayfed.attacks.matching.published import (
     SEARCHES,
     TV,
+    noise_as_pixels,
     normalised_variation,
     published_rates,
     run_search,
@@ -90,8 +91,7 @@ class InvertingGradients(GradientMatching):
 
     @model_validator(mode="after")
     def _published_without_more(self) -> Self:
-        changed = {"noise": self.noise, "precision": self.precision, "start": self.start != "noise"}
-        others = [name for name, value in changed.items() if value]
+        others = [name for name in ("noise", "precision") if getattr(self, name)]
         if self.published is not None and others:
             raise ValueError(f"published: the authors' search has no {', '.join(others)}: remove one of the two")
         return self
@@ -169,8 +169,11 @@ class InvertingGradients(GradientMatching):
             search = replace(search, signed=self.signed)
         variation = normalised_variation(problem.model, TV if self.tv is None else self.tv)
         problem = without_evidence(problem, observations, variation)
-        shape = self.restarts, problem.dimension
-        start = torch.cat([torch.randn(shape, generator=generator) for generator in generators]).to(problem.device)
+        starts = []
+        for observation, generator in zip(observations, generators, strict=True):
+            noise = torch.randn(self.restarts, problem.dimension, generator=generator)
+            starts.append(self._started(noise_as_pixels(problem, noise), observation))
+        start = torch.cat(starts).to(problem.device)
         victims = torch.arange(len(observations), device=problem.device).repeat_interleave(self.restarts)
         start, snapshots = problem.begun(start, victims), Snapshots(problem.images)
         rates = published_rates(self.lr, self.iterations)

@@ -66,22 +66,27 @@ def pixel_statistics(model: nn.Module) -> tuple[Tensor, Tensor]:
     return torch.zeros(1, 1, 1), torch.ones(1, 1, 1)
 
 
+def noise_as_pixels(problem: Matching, noise: Tensor) -> Tensor:
+    """Return points (Q, D) whose normalised pixels are standard normal noise (Q, D)."""
+    mean, std = pixel_statistics(problem.model)
+    points, pixels = noise.clone(), problem.images(noise)
+    points[:, : problem.pixels] = (mean.to(pixels) + std.to(pixels) * pixels).flatten(1)
+    return points
+
+
 def run_search(
     problem: Matching, start: Tensor, victims: Tensor, rates: Sequence[float], found: PublishedSearch, watch: Snapshots
 ) -> Descent:
     """Return the result of a published search, with the last points as the best.
 
-    `start` (Q, D) has standard normal pixels. A step of normalised pixels is a step of pixels times their deviation.
+    Searches begin at `start` (Q, D). A step of normalised pixels is a step of pixels times their deviation.
     """
-    mean, std = pixel_statistics(problem.model)
-    pixels = problem.images(start)
+    _, std = pixel_statistics(problem.model)
     factors = torch.ones_like(start[0])
     factors[: problem.pixels] = std.to(start).expand(problem.images_shape).flatten()
-    begin = start.clone()
-    begin[:, : problem.pixels] = (mean.to(pixels) + std.to(pixels) * pixels).flatten(1)
     descent = adam(
         problem.objective(victims),
-        begin,
+        start,
         [rate * factors for rate in rates],
         signed=found.signed,
         watch=watch.note,

@@ -35,6 +35,7 @@ from rayfed.scenario import (
     Augment,
     ComponentSpec,
     DataSpec,
+    DefenceSpec,
     Lora,
     ModelSpec,
     Normalise,
@@ -92,7 +93,7 @@ def _own_fields() -> Iterator[str]:
         yield f"## `{path}`\n"
         yield f"{_text(section.__doc__)}\n"
         yield from _table(section)
-    own = {"data": DataSpec, "model": ModelSpec, "attacks[]": AttackSpec}
+    own = {"data": DataSpec, "model": ModelSpec, "defences[]": DefenceSpec, "attacks[]": AttackSpec}
     inside = {"model.normalise": Normalise, "model.train": Train, "model.train.lora": Lora}
     inside["model.train.prompt"] = Prompt
     for path, model in (own | inside).items():

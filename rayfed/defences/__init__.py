@@ -24,5 +24,6 @@ TABLE: dict[str, str] = {
     "soteria": "rayfed.defences.soteria:Soteria",
     "split": "rayfed.defences.split:Split",
     "top_k": "rayfed.defences.top_k:TopK",
+    "uniform": "rayfed.defences.uniform:Uniform",
     "vae": "rayfed.defences.vae:Vae",
 }

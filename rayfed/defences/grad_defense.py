@@ -1,69 +1,72 @@
-"""GradDefense: noise on each layer's gradient in proportion to its sensitivity, then removal of pure-noise directions.
+"""GradDefense: noise on half of the slices of a gradient, which all have the same total sensitivity to the input.
 
-Source: Wang et al. 2022, 'Protect privacy from gradient leakage attack in federated learning'; Refiner (Fan 2024) calls
-it the improved Soteria. The three steps, with our choices of details that are open:
+Source: Wang et al. 2022, 'Protect privacy from gradient leakage attack in federated learning', with the code published
+by its authors; Refiner (Fan 2024) calls it the improved Soteria. The steps are those of the code:
 
-1. Sensitivity: how strongly a layer's gradient depends on the input, measured on a public root set of five samples
-   per class. A layer is one parameter tensor. Its sensitivity is the root mean square over the samples of the Frobenius
-   norm of that Jacobian, estimated with one random direction per sample (the paper: the mean norm). It is computed once
-   per round, at the global weights.
-2. Perturbation: the flattened gradient is written row by row into a matrix whose columns are the slices. With w
-   columns, a slice has every w-th value. So it covers all layers in proportion, and an attacker cannot exclude a layer.
-   Every value gets Gaussian noise in proportion to the sensitivity of its layer.
-3. Compensation: eigenvalues of the columns' covariance inside the Marchenko-Pastur band of noise are projected out. The
-   band assumes equal noise, so values are divided by their layer's sensitivity for this step.
+1. Sensitivity: how strongly a layer's gradient depends on the input, measured on a public root set of five samples per
+   class. A layer is one parameter tensor. Its sensitivity is the mean norm, over the samples, of the derivative of the
+   sum of the layer's gradient with respect to the input. It is computed once per round, at the global weights.
+2. Slices: the flattened gradient is cut into contiguous slices. A layer's sensitivity is spread evenly over its values,
+   and each slice has the same total. The code cuts between blocks of values, and its slices overlap by one value.
+3. Perturbation: some slices are sampled at random, and each of their values gets Gaussian noise.
 
-As in the paper, the gradient of every local step is perturbed.
+The gradient of every local step is perturbed. The code's compensation at the server, which projects noise out of the
+mean of the updates, is left out: it changes no update that an attacker sees.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
-from torch.func import grad, jvp, vmap
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from rayfed.core import seeds
 from rayfed.core.number_types import check_types
-from rayfed.core.vectorised import find_refusal, map_in_turn
 from rayfed.defences.base import Batch, Defence, GradientMethod, Task
-from rayfed.defences.declarations import straight_through
 from rayfed.defences.sample_gradients import needing_from_model
-from rayfed.gradients import batch_loss, flatten, loss_of, unflatten, within
+from rayfed.gradients import flatten, loss_of, unflatten, within
 from rayfed.models.copying import copy_model
 from rayfed.registry import component
 from rayfed.samples import Modality
-from rayfed.update import Named
+from rayfed.update import Named, Update
 
 _ROOT = 5
 """Number of samples per class in the root set."""
-_SLOPES_AT_ONCE = 16_000_000
-"""Maximum number of values in the gradients of one vectorised call."""
+_AT_ONCE = 50
+"""Number of samples of the root set per pass: the root set of ten classes."""
+_RUN, _QUIET = 64, 0.25
+"""Number of neighbouring values, and their mean square in units of the noise's variance below which they have no noise:
+the probability under noise is 2e-9."""
 
 
 @component
 class GradDefense(Defence):
-    """Add Gaussian noise to each layer's gradient by its sensitivity, then project out directions of pure noise.
+    """Add Gaussian noise of one scale to a random half of ten contiguous slices of the gradient.
 
-    Needs public data (`data.public`). Empirical: nothing is clipped, so there is no (epsilon, delta). Source: Wang
-    2022.
+    All slices have the same total sensitivity to the input. The other half is sent exactly, and an attacker can often
+    see which it is (`exposed`). Needs public data (`data.public`). Empirical: nothing is clipped, so there is no
+    (epsilon, delta). Source: Wang 2022.
     """
 
     needs_classes: ClassVar[bool] = True
     takes: ClassVar[tuple[Modality, ...]] = ("pixels", "records")
 
     scale: Annotated[float, Field(ge=0)]
-    """Root mean square of the noise's standard deviations, in the units of the gradient. Each layer's deviation is
-    proportional to its sensitivity."""
-    q: Annotated[float, Field(ge=1)] = 10.0
-    """Mixing ratio: rows per column of the matrix, which is the number of values in a slice divided by the number of
-    slices."""
+    """Standard deviation of the noise, in the units of the gradient. The authors' examples have 0.0005."""
+    slices: Annotated[int, Field(ge=1)] = 10
+    """Number of slices."""
+    perturbed: Annotated[int, Field(ge=0)] = 5
+    """Number of slices that get noise, at most `slices`. They are sampled anew for every gradient."""
+
+    @model_validator(mode="after")
+    def _no_more_than_all(self) -> Self:
+        if self.perturbed > self.slices:
+            raise ValueError(f"perturbed: found {self.perturbed}; give at most the number of slices, {self.slices}")
+        return self
 
     @property
     def least_public(self) -> int:
@@ -71,7 +74,7 @@ class GradDefense(Defence):
         return 1
 
     def check_gradient(self, task: Task) -> None:
-        """Raise `UserError` if the loss cannot be differentiated with respect to a sample and then to the weights."""
+        """Raise `UserError` if the loss cannot be differentiated with respect to the weights and then to a sample."""
         if task.public is not None:
             with needing_from_model(
                 "grad_defense", "second derivatives of the loss", "use operations that PyTorch differentiates twice"
@@ -80,76 +83,69 @@ class GradDefense(Defence):
 
     @property
     def has_latents(self) -> bool:
-        """Return True: the noise decides which directions are removed, and the density of the rest is unknown.
-
-        Removed directions have no noise, so the sent values have no density in their own space. A density of the other
-        directions needs the probability that exactly these directions are removed.
-        """
+        """Return True: the attacker does not know which slices have noise."""
         return True
 
     def transform(self, task: Task, tensors: Named) -> Named:
-        """Return the exact gradient without the directions that noise of average size hides."""
-        unit = self._deviations(tensors, root_sensitivity(task))
-        values = flatten(tensors).detach()
-        kept = compensated(torch.where(unit == 0, 0.0, values / unit), self.scale, self.q, missing=True)
-        sent = unflatten(torch.where(unit == 0, values, unit * kept), tensors)
-        return {name: straight_through(sent[name], tensor) for name, tensor in tensors.items()}
+        """Return the gradient unchanged, which is the mean of the sent values."""
+        return tensors
 
     def wrap_gradient(self, next: GradientMethod) -> GradientMethod:
-        """Add noise to each batch's gradient in proportion to sensitivity, then remove directions of pure noise."""
-        sensitivity_of = _once_a_round(root_sensitivity)
+        """Add noise to some slices of each batch's gradient."""
+        slices_of = _once_a_round(self._slices)
 
         def gradient(task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
             exact, loss = next(task, weights, batch)
-            return self._defended(exact, sensitivity_of(task), task.generator), loss
+            check_types(exact, "grad_defense")
+            chosen = torch.randperm(self.slices, generator=task.generator)[: self.perturbed]
+            values, slices = flatten(exact), slices_of(task)
+            noise = self.scale * torch.randn(values.shape, generator=task.generator).to(values)
+            noisy = torch.isin(slices, chosen.to(slices))
+            return unflatten(torch.where(noisy, values + noise, values), exact), loss
 
         return gradient
 
-    def _defended(self, exact: Named, sensitivity: Named, generator: torch.Generator) -> Named:
-        check_types(exact, "grad_defense")
-        unit = self._deviations(exact, sensitivity)
-        values = flatten(exact)
-        # A layer that does not depend on the input reveals nothing about it, and is sent without noise.
-        silent = unit == 0
-        relative = torch.where(silent, 0.0, values / unit)
-        noise = self.scale * torch.randn(values.shape, generator=generator).to(values)
-        return unflatten(torch.where(silent, values, unit * compensated(relative + noise, self.scale, self.q)), exact)
+    def exposed(self, update: Update) -> Named | None:
+        """Return a mask of the values that are too small for the noise; None if too few of them are.
 
-    def _deviations(self, tensors: Named, sensitivity: Named) -> Tensor:
-        """Return the standard deviation of each value's noise, (n,), in units of `scale`."""
-        unit = flatten({name: sensitivity[name].expand(t.shape) for name, t in tensors.items()})
-        return unit / unit.square().mean().sqrt()
+        64 neighbouring values have no noise if their mean square is below a quarter of its variance. Runs next to
+        larger values are left out, because they may have noise in part.
+        """
+        values = flatten(update.tensors)
+        padded = F.pad(values, (0, -len(values) % _RUN)).view(-1, _RUN)
+        quiet = padded.square().mean(1) < _QUIET * self.scale**2
+        sides = F.pad(quiet, (1, 1), value=True)
+        mask = (sides[:-2] & quiet & sides[2:]).repeat_interleave(_RUN)[: len(values)]
+        # Otherwise the noise is small beside the gradient, and the noisy values say more than the rest.
+        unperturbed = 1 - self.perturbed / self.slices
+        return unflatten(mask, update.tensors) if mask.float().mean() >= unperturbed / 2 else None
+
+    def _slices(self, task: Task) -> Tensor:
+        """Return the slice of each value of the flattened gradient, (n,)."""
+        sizes = {name: weight.numel() for name, weight in task.weights.items()}
+        return slices_of_equal_sensitivity(sizes, root_sensitivity(task), self.slices)
 
 
-def compensated(vector: Tensor, scale: float, q: float, missing: bool = False) -> Tensor:
-    """Return a noisy vector (n,), with noise of standard deviation `scale`, without directions of pure noise.
+def slices_of_equal_sensitivity(sizes: dict[str, int], sensitivity: Named, slices: int) -> Tensor:
+    """Return the slice of each value, (n,) int64, such that contiguous slices have the same total sensitivity.
 
-    With `missing`, the vector has no noise, and the mean of the noise's eigenvalues is added to the vector's.
-
-    The vector is reshaped to a matrix with about q times as many rows as columns. Eigenvectors of its columns'
-    covariance are projected out if their eigenvalues are inside scale^2 (1 -+ sqrt(columns / rows))^2 (Marchenko-Pastur
-    1967).
+    Values have the same share of the sensitivity of their tensor. If no tensor depends on the input, slices have the
+    same number of values.
     """
-    columns = max(1, round((len(vector) / q) ** 0.5))
-    rows = -(-len(vector) // columns)
-    matrix = F.pad(vector, (0, rows * columns - len(vector))).view(rows, columns)
-    eigenvalues, directions = torch.linalg.eigh(matrix.T @ matrix / rows)
-    eigenvalues = eigenvalues + missing * scale**2
-    spread = (columns / rows) ** 0.5
-    noise = (eigenvalues >= (scale * (1 - spread)) ** 2) & (eigenvalues <= (scale * (1 + spread)) ** 2)
-    lost = directions[:, noise]
-    kept: Tensor = (matrix - matrix @ lost @ lost.T).flatten()[: len(vector)]
-    return kept
+    density = torch.cat([(sensitivity[name].double() / size).expand(size) for name, size in sizes.items()])
+    if not density.any():
+        density = torch.ones_like(density)
+    totals = density.cumsum(0)
+    middle = (totals - density / 2) / totals[-1]
+    return (slices * middle).long().clamp(max=slices - 1)
 
 
 def root_sensitivity(task: Task) -> Named:
     """Return each parameter tensor's sensitivity (a scalar) to the root set, at the global weights.
 
-    The result is the same for all clients of a round, because it depends only on the weights, the public data and a
-    seed that they share. Raises `UserError` if there are no public data.
+    The result is the same for all clients of a round. Raises `UserError` if there are no public data.
     """
-    generator = seeds.torch_generator("grad_defense", task.round)
-    return sensitivity(task.model, task.weights, task.buffers, root_set(task.public_for("grad_defense")), generator)
+    return sensitivity(task.model, task.weights, task.buffers, root_set(task.public_for("grad_defense")))
 
 
 def root_set(public: Batch) -> Batch:
@@ -158,61 +154,41 @@ def root_set(public: Batch) -> Batch:
     return Batch(public.inputs[rows], public.labels[rows])
 
 
-def sensitivity(model: nn.Module, weights: Named, buffers: Named, root: Batch, generator: torch.Generator) -> Named:
-    """Return the root mean square over samples of the Frobenius norm of d(gradient)/d(image), one scalar per tensor.
-
-    For v of random signs, E[|J v|^2] is the square of that norm. All tensors share one v per sample. J v is the
-    gradient, with respect to the weights, of the loss's directional derivative along v.
-    """
-    signs = 2.0 * torch.randint(0, 2, root.inputs.shape, generator=generator).to(root.inputs) - 1
-    own, chunk = copy_model(model).eval(), max(1, _SLOPES_AT_ONCE // sum(w.numel() for w in weights.values()))
-    together = vmap(partial(_squares, own, weights, buffers), chunk_size=chunk)
-    blank = tuple(torch.zeros_like(t[:1]).expand(2, *t.shape[1:]) for t in (root.inputs, root.labels, signs))
-    if find_refusal(model, "sensitivity", lambda: together(*blank)):
-        found = map_in_turn(partial(_squares_by_autograd, own, weights, buffers))(root.inputs, root.labels, signs)
-    else:
-        found = together(root.inputs, root.labels, signs)
-    return {name: square.mean().sqrt() for name, square in found.items()}
+def sensitivity(model: nn.Module, weights: Named, buffers: Named, root: Batch) -> Named:
+    """Return the mean norm over samples of the derivative of each tensor's summed gradient, one scalar per tensor."""
+    own = copy_model(model).eval()
+    norms: dict[str, list[Tensor]] = {name: [] for name in weights}
+    for rows in torch.arange(len(root.labels), device=root.labels.device).split(_AT_ONCE):
+        for name, derivative in _derivatives(own, weights, buffers, root.rows(rows)).items():
+            norms[name].append(derivative.flatten(1).norm(dim=1))
+    return {name: torch.cat(parts).mean() for name, parts in norms.items()}
 
 
-def _squares(
-    model: nn.Module, weights: Named, buffers: Named, image: Tensor, label: Tensor, direction: Tensor
-) -> Named:
-    """Return the square of J v for one image and direction, a scalar per tensor, with forward mode in the image."""
+def _derivatives(model: nn.Module, weights: Named, buffers: Named, batch: Batch) -> Named:
+    """Return the derivatives of each tensor's summed gradient with respect to each sample, (N, *sample) by name."""
+    leaves = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
+    inputs = batch.inputs.detach().clone().requires_grad_()
 
-    def slope(w: Named) -> Tensor:
-        def loss(x: Tensor) -> Tensor:
-            return batch_loss(model, w, buffers, x[None], label[None])
+    def derivatives(module: nn.Module) -> Named:
+        loss = len(inputs) * loss_of(module, inputs, batch.labels)
+        slopes = torch.autograd.grad(loss, list(leaves.values()), create_graph=True, materialize_grads=True)
+        found = {}
+        for name, slope in zip(leaves, slopes, strict=True):
+            # A slope that does not depend on the samples, such as that of an unused weight, has no graph.
+            total = slope.sum() + 0 * inputs.sum()
+            (found[name],) = torch.autograd.grad(total, inputs, retain_graph=True)
+        return found
 
-        derivative: Tensor = jvp(loss, (image,), (direction,))[1]
-        return derivative
-
-    return {name: g.square().sum() for name, g in grad(slope)(weights).items()}
-
-
-def _squares_by_autograd(
-    model: nn.Module, weights: Named, buffers: Named, image: Tensor, label: Tensor, direction: Tensor
-) -> Named:
-    """Return the same as `_squares` by two backward passes, for models without forward derivatives or vmap."""
-    leaves = {name: w.detach().requires_grad_() for name, w in weights.items()}
-    inputs = image[None].detach().requires_grad_()
-
-    def backward(module: nn.Module) -> Named:
-        (slope,) = torch.autograd.grad(loss_of(module, inputs, label[None]), inputs, create_graph=True)
-        along = (slope * direction).sum()
-        slopes = torch.autograd.grad(along, list(leaves.values()), materialize_grads=True)
-        return {name: g.square().sum() for name, g in zip(leaves, slopes, strict=True)}
-
-    with sdpa_kernel(SDPBackend.MATH):  # fused attention has first derivatives only
-        return within(model, {**leaves, **buffers}, backward)
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # fused attention has first derivatives only
+        return within(model, {**leaves, **buffers}, derivatives)
 
 
-def _once_a_round(compute: Callable[[Task], Named]) -> Callable[[Task], Named]:
+def _once_a_round(compute: Callable[[Task], Tensor]) -> Callable[[Task], Tensor]:
     """Cache the result of `compute` until the global weights change."""
     weights: Named | None = None
-    result: Named = {}
+    result = torch.empty(0)
 
-    def remembered(task: Task) -> Named:
+    def remembered(task: Task) -> Tensor:
         nonlocal weights, result
         if task.weights is not weights:
             weights, result = task.weights, compute(task)

@@ -40,7 +40,7 @@ class LocalNoise(Defence):
     post_processes: ClassVar[bool] = True
     family: ClassVar[Literal["gaussian", "laplace"]]
     order: ClassVar[float]
-    """Order of the norm used for clipping."""
+    """Order of the norm of the mechanism's sensitivity, which `clip` bounds by default."""
     measure: ClassVar[str]
     """Name of the field that sets the width of the noise."""
 
@@ -72,13 +72,18 @@ class LocalNoise(Defence):
         raise NotImplementedError
 
     @property
+    def clip_order(self) -> float:
+        """Return the order of the norm that `clip` bounds."""
+        return self.order
+
+    @property
     def adds_noise(self) -> bool:
         """Return whether the noise has a width above 0."""
         return self.width > 0
 
     def transform(self, task: Task, tensors: Named) -> Named:
         """Return the clipped update."""
-        return tensors if self.clip is None else clipped(tensors, self.clip, self.order)
+        return tensors if self.clip is None else clipped(tensors, self.clip, self.clip_order)
 
     def log_likelihood(self, task: Task, sent: Named, expected: Named) -> Named:
         """Return the log density of each sent value: normal or Laplace around the clipped update."""

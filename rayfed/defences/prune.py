@@ -19,13 +19,14 @@ class Prune(Compression):
     """Set the smallest floor(ratio * size) values of each tensor, or of the whole update, to zero.
 
     Empirical. Sources: Zhu 2019, section 5.2, after Lin 2018, 'Deep gradient compression', layer by layer; Refiner (Fan
-    2024), table 1, for ranking by abs(weight * gradient).
+    2024), table 1, for ranking by abs(weight) and abs(weight * gradient).
     """
 
     ratio: Annotated[float, Field(ge=0, lt=1)]
     """Share of the values that are set to zero."""
     by: Importance = "magnitude"
-    """Score that ranks a value: its magnitude, or the magnitude of its product with the global weight."""
+    """Score that ranks a value: `magnitude`, the magnitude of the global `weight`, or that of the product of both
+    (`weight_gradient`)."""
     scope: Literal["layer", "global"] = "layer"
     """Scope of the ranking: each tensor, or the whole update. With `global`, small layers may lose all of their values
     or none."""

@@ -7,7 +7,7 @@ Source: Fan et al. 2024, "Refiner: Data Refining against Gradient Leakage Attack
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -40,6 +40,10 @@ class Refiner(Defence):
     """Weight of the privacy metric relative to the utility metric."""
     iterations: Annotated[int, Field(ge=0)] = 10
     """Number of gradient descent steps on the images."""
+    utility: Literal["printed", "relative"] = "printed"
+    """Utility metric. `printed`: equation 4, whose slope is a million times smaller than the privacy metric's in most
+    models, so that it has no effect. `relative`: the squared distance of the gradients, weighted by `tau`, divided by
+    the squared norm of the true gradient."""
     tau: Annotated[float, Field(gt=0, le=1)] = 0.95
     """Decay of the utility metric's weights from one layer to the next."""
     epsilon: Annotated[float, Field(gt=0)] = 0.1
@@ -92,7 +96,7 @@ class Refiner(Defence):
         noise = torch.rand(batch.inputs.shape, generator=task.generator).to(batch.inputs)
         images = (1 - self.alpha) * batch.inputs + self.alpha * noise
         evaluator = load_evaluator(self.evaluator, images.device)
-        importance = utility_weights(true, weights, self.tau)
+        importance = (utility_weights if self.utility == "printed" else relative_weights)(true, weights, self.tau)
         for _ in range(self.iterations):
             images.requires_grad_()
             slopes, _ = gradients.gradient(
@@ -107,11 +111,20 @@ class Refiner(Defence):
 
 def utility_weights(true: Named, weights: Named, tau: float) -> Named:
     """Return each gradient value's importance (equation 3): |gradient * weight| * tau^layer, with layers from 1."""
+    layers = _layers(weights)
+    return {name: (true[name] * w).abs() * tau ** layers[name] for name, w in weights.items()}
+
+
+def relative_weights(true: Named, weights: Named, tau: float) -> Named:
+    """Return each tensor's importance relative to the true gradient: tau^layer / norm(gradient), a scalar."""
+    norm = gradients.norm(true).clamp(min=torch.finfo(torch.float32).tiny)
+    return {name: tau**layer / norm for name, layer in _layers(weights).items()}
+
+
+def _layers(weights: Named) -> dict[str, int]:
+    """Return the layer of each parameter: the number of its module, from 1."""
     modules = list(dict.fromkeys(name.rpartition(".")[0] for name in weights))
-    return {
-        name: (true[name] * w).abs() * tau ** (1 + modules.index(name.rpartition(".")[0]))
-        for name, w in weights.items()
-    }
+    return {name: 1 + modules.index(name.rpartition(".")[0]) for name in weights}
 
 
 def projected(sent: Named, true: Named, radius: float) -> Named:

@@ -10,14 +10,16 @@ from rayfed.defences.base import Task
 from rayfed.gradients import flatten, unflatten
 from rayfed.update import Named
 
-Importance = Literal["magnitude", "weight_gradient"]
-"""Score of a value: abs(update), or abs(weight * update) as in Refiner (Fan 2024), section 3.2.2."""
+Importance = Literal["magnitude", "weight", "weight_gradient"]
+"""Score of a value: abs(update), abs(weight), or abs(weight * update) as in Refiner (Fan 2024), section 3.2.2."""
 
 
 def importance(by: Importance, task: Task, tensors: Named) -> Named:
     """Return the importance score of every value of the tensors, by name."""
     if by == "magnitude":
         return {name: t.abs() for name, t in tensors.items()}
+    if by == "weight":
+        return {name: task.weights[name].abs().to(t) for name, t in tensors.items()}
     return {name: (task.weights[name] * t).abs() for name, t in tensors.items()}
 
 

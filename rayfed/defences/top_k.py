@@ -28,7 +28,8 @@ class TopK(Compression):
     k: Annotated[int, Field(ge=1, strict=True)] | Annotated[float, Field(gt=0, lt=1)]
     """Number of values to keep. Below 1, a share of the update: floor(k * size) values, at least one."""
     by: Importance = "magnitude"
-    """Score that ranks a value: its magnitude, or the magnitude of its product with the global weight."""
+    """Score that ranks a value: `magnitude`, the magnitude of the global `weight`, or that of the product of both
+    (`weight_gradient`)."""
 
     def check(self, model: nn.Module) -> None:
         """Raise `UserError` if the model has fewer than k trainable parameters."""

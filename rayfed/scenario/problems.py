@@ -357,18 +357,33 @@ def _malicious_problems(s: Scenario) -> Iterator[Problem]:
         yield Problem(path=("opponents",), message=message)
     given |= {("opponents", name): malicious for name, malicious in s.opponents.items()}
     for place, malicious in given.items():
-        path, everybody = (*place, "clients"), s.federation.clients
         if malicious is None:
             continue
-        if isinstance(malicious.clients, int):
-            if malicious.clients > everybody:
-                message = f"found {malicious.clients}, but the federation has {everybody} clients; lower this number"
-                yield Problem(path=path, message=message)
-        elif not malicious.clients:
-            yield Problem(path=path, message="is empty; remove `malicious` if no client is malicious")
-        elif max(malicious.clients) >= everybody:
-            message = f"found {max(malicious.clients)}; clients are numbered from 0 to {everybody - 1}"
+        empty = "is empty; remove `malicious` if no client is malicious"
+        yield from _clients_problems((*place, "clients"), malicious.clients, s.federation.clients, empty)
+
+
+def _defending_clients_problems(s: Scenario) -> Iterator[Problem]:
+    pipelines: dict[Place, Sequence[DefenceSpec]] = {("defences",): s.defences}
+    pipelines |= {("arms", name, "defences"): arm.defences for name, arm in s.arms.items()}
+    for place, pipeline in pipelines.items():
+        for index, defence in enumerate(pipeline):
+            if defence.clients is not None:
+                empty = "is empty; remove the defence if no client uses it"
+                yield from _clients_problems((*place, index, "clients"), defence.clients, s.federation.clients, empty)
+
+
+def _clients_problems(path: Place, clients: int | list[int], everybody: int, empty: str) -> Iterator[Problem]:
+    """Yield a problem for a number of clients that is too large, an empty list, or an unknown client number."""
+    if isinstance(clients, int):
+        if clients > everybody:
+            message = f"found {clients}, but the federation has {everybody} clients; lower this number"
             yield Problem(path=path, message=message)
+    elif not clients:
+        yield Problem(path=path, message=empty)
+    elif max(clients) >= everybody:
+        message = f"found {max(clients)}; clients are numbered from 0 to {everybody - 1}"
+        yield Problem(path=path, message=message)
 
 
 def _training_problems(path: Place, training: Training, rounds: int) -> Iterator[Problem]:
@@ -596,6 +611,7 @@ JOINT: tuple[Callable[[Scenario], Iterator[Problem]], ...] = (
     _of_federation,
     _name_problems,
     _malicious_problems,
+    _defending_clients_problems,
     _asynchronous_problems,
     _of_system,
     _attack_problems,

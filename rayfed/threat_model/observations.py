@@ -23,6 +23,7 @@ from rayfed.attacks.mixed import unmixed
 from rayfed.core import losses, seeds
 from rayfed.data.partitions.base import count_labels
 from rayfed.defences.base import Task
+from rayfed.defences.some_clients import defences_at
 from rayfed.errors import UserError
 from rayfed.metrics.inference import class_share, correct, nearest
 from rayfed.metrics.roc import auc
@@ -128,7 +129,7 @@ def _explained(observed: ObservedClient, observation: Observation, truth: Truth)
 
     Without defences, only `fits` is set: the fit of each tensor to the update.
     """
-    defended = bool(observed.arm.defences)
+    defended = bool(defences_at(observed.arm.defences, observed.client))
     if (defended and "observation_model" not in observation.extra) or observation.sealed is not None:
         return truth
     if observation.local.steps > 1:  # no fit is defined for several steps

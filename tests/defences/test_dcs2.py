@@ -66,6 +66,19 @@ def concealed(defence: Dcs2, task: Task) -> tuple[Batch, Tensor]:
     return start, defence._concealed(task, task.weights, task.data, start)
 
 
+@pytest.mark.parametrize("margin", [0.0, 0.5])
+@pytest.mark.parametrize("ridge", [0.0, 0.1])
+def test_the_multiple_of_the_own_gradient_solves_the_dual_program(margin: float, ridge: float) -> None:
+    for seed in range(5):
+        own, away = (torch.randn(5, generator=g, dtype=torch.float64) for g in seeded(seed, seed + 100))
+        away = away if own @ away < 0 else -away
+        found = projected({"a": away}, {"a": own}, margin, ridge)["a"]
+        square, inner = float(own @ own) + ridge, float(own @ away)
+        values = np.linspace(margin, 20, 200_001)
+        best = values[(0.5 * square * values**2 + inner * values).argmin()]
+        torch.testing.assert_close(found, away + best * own, rtol=0, atol=1e-3)
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_projection_solves_the_quadratic_program(seed: int) -> None:
     own, away = (torch.randn(5, generator=g, dtype=torch.float64) for g in seeded(seed, seed + 100))
@@ -123,6 +136,24 @@ def test_concealed_samples_are_those_of_a_plain_loop_over_equation_9() -> None:
             (x_c.grad,) = torch.autograd.grad(objective, x_c)
             optimiser.step()
         torch.testing.assert_close(images[i : i + 1], x_c.detach(), rtol=0, atol=1e-3)
+
+
+def test_a_concealed_sample_stops_one_step_after_it_is_far_enough() -> None:
+    task = client(3)
+    whole = [concealed(Dcs2(iterations=8, lr=0.3, mixup=0.9), client(3))[1]]
+    start, stopped = concealed(Dcs2(iterations=8, lr=0.3, mixup=0.9, stop_distance=1e6), client(3))
+    assert torch.equal(stopped, whole[0])
+    # the first 3/8 of 800 iterations have the same step size
+    paths = [concealed(Dcs2(iterations=1, lr=0.3, mixup=0.9), client(3))[0].inputs]
+    for done in range(1, 6):
+        defence = Dcs2(iterations=800, lr=0.3, mixup=0.9, stop_distance=1e-9)
+        images, labels = paths[-1], start.labels
+        paths.append(defence._concealed(task, task.weights, task.data, Batch(images, labels)))
+        assert (paths[-1] - images).abs().max() == pytest.approx(0.3, rel=1e-3), done
+    near = float((start.inputs - task.data.inputs).flatten(1).norm(dim=1).max())
+    far = concealed(Dcs2(iterations=800, lr=0.3, mixup=0.9, stop_distance=near + 1), client(3))[1]
+    distance = (far - task.data.inputs).flatten(1).norm(dim=1)
+    assert ((distance > near + 1) & (distance < near + 2 * 0.3 * 8 + 1)).all()
 
 
 def test_concealed_samples_have_the_gradient_of_sensitive_ones_and_another_look() -> None:
@@ -237,7 +268,9 @@ def test_batch_norm_in_training_mode_is_refused() -> None:
         Dcs2().check(ConvNet(width=2).build((3, 9, 9), 10))
 
 
-@pytest.mark.parametrize("wrong", [{"sensitive": 0.0}, {"sensitive": {"classes": [1]}}, {"lambda_g": 2}, {"mixup": 1}])
+@pytest.mark.parametrize(
+    "wrong", [{"sensitive": 0.0}, {"sensitive": {"classes": [1]}}, {"lambda_g": 2}, {"mixup": 1}, {"stop_distance": 0}]
+)
 def test_parameters_are_checked(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         Dcs2(**wrong)

@@ -15,15 +15,17 @@ from rayfed.defences.gaussian import Gaussian
 from rayfed.defences.laplace import Laplace
 from rayfed.defences.prune import Prune
 from rayfed.defences.quantise import Quantise
+from rayfed.defences.uniform import Uniform
+from rayfed.errors import UserError
 from rayfed.simulation.client.local import wrap_updates
 from rayfed.update import Named, Update
 
 
-def sent(defences: list[Defence], tensors: Named, seed: int = 0) -> Update:
+def sent(defences: list[Defence], tensors: Named, seed: int = 0, weights: Named | None = None) -> Update:
     inner = Update(client=0, round=0, tensors=tensors, buffers={}, samples=1, loss=0.0)
     batch = Batch(torch.zeros(1, 1, 2, 2), torch.zeros(1, dtype=torch.long))
     generator = torch.Generator().manual_seed(seed)
-    task = Task(0, 0, nn.Identity(), {}, {}, batch, generator, order=0)
+    task = Task(0, 0, nn.Identity(), weights or {}, {}, batch, generator, order=0)
     return wrap_updates(lambda _: inner, defences)(task)
 
 
@@ -45,7 +47,10 @@ def test_laplace_noise_has_the_scale_that_was_asked_for(update: Named) -> None:
     assert stats.kstest(noise.numpy(), "laplace").pvalue > 1e-3
 
 
-@pytest.mark.parametrize(("defence", "order"), [(Gaussian(sigma=0, clip=1.5), 2), (Laplace(scale=0, clip=1.5), 1)])
+@pytest.mark.parametrize(
+    ("defence", "order"),
+    [(Gaussian(sigma=0, clip=1.5), 2), (Laplace(scale=0, clip=1.5), 1), (Laplace(scale=0, clip=1.5, norm="l2"), 2)],
+)
 def test_clip_bounds_the_joint_norm_and_keeps_the_direction(defence: Defence, order: int, update: Named) -> None:
     out = torch.cat([t.flatten() for t in sent([defence], update).tensors.values()])
     before = torch.cat([t.flatten() for t in update.values()])
@@ -118,11 +123,40 @@ def test_bytes_on_the_wire(update: Named) -> None:
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: Gaussian(sigma=-1), lambda: Prune(ratio=1), lambda: Quantise(bits=0), lambda: Laplace(scale=1, clip=0)],
+    [
+        lambda: Gaussian(sigma=-1),
+        lambda: Prune(ratio=1),
+        lambda: Quantise(bits=0),
+        lambda: Laplace(scale=1, clip=0),
+        lambda: Laplace(scale=1, norm="l2"),
+        lambda: Laplace(epsilon_per_update=1, clip=1, norm="l2"),
+        lambda: Uniform(magnitude=-1),
+    ],
 )
 def test_parameters_are_checked_wherever_a_defence_is_built(make) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ValidationError):
         make()
+
+
+def test_pruning_by_weight_removes_the_values_of_the_smallest_weights(update: Named) -> None:
+    weights = {name: torch.arange(t.numel(), dtype=t.dtype).flip(0).view_as(t) for name, t in update.items()}
+    found = sent([Prune(ratio=0.9, by="weight")], update, weights=weights).tensors
+    for name, tensor in update.items():
+        kept = weights[name] >= int(0.9 * tensor.numel())
+        assert torch.equal(found[name], torch.where(kept, tensor, 0.0))
+
+
+def test_uniform_noise_is_on_the_chosen_layers(update: Named) -> None:
+    defence = Uniform(magnitude=0.2, layers=["a*"])
+    out = sent([defence], update)
+    assert torch.equal(out.tensors["b"], update["b"])
+    noise = (out.tensors["a"] - update["a"]).flatten()
+    assert stats.kstest(noise.numpy(), stats.uniform(-0.2, 0.4).cdf).pvalue > 1e-4
+    exposed = defence.exposed(out)
+    assert exposed is not None
+    assert {name: bool(mask.all()) for name, mask in exposed.items()} == {"a": False, "b": True}
+    with pytest.raises(UserError, match=r"conv9\.\*"):
+        Uniform(magnitude=0.2, layers=["conv9.*"]).check(nn.Linear(2, 2))
 
 
 def test_an_attacker_who_knows_of_pruning_matches_what_was_kept(update: Named) -> None:

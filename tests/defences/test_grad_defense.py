@@ -1,4 +1,4 @@
-"""GradDefense: sensitivities against full Jacobians, the band of pure noise, noise where it should fall."""
+"""GradDefense: sensitivities against full Jacobians, slices of equal sensitivity, noise where it should fall."""
 
 from __future__ import annotations
 
@@ -9,14 +9,20 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.defences.base import Batch, Task
-from rayfed.defences.grad_defense import GradDefense, compensated, root_sensitivity, root_set, sensitivity
+from rayfed.defences.grad_defense import (
+    GradDefense,
+    root_sensitivity,
+    root_set,
+    sensitivity,
+    slices_of_equal_sensitivity,
+)
 from rayfed.errors import UserError
 from rayfed.gradients import batch_loss, buffers_of, flatten, gradient, weights_of
 from rayfed.models.build import build_model
 from rayfed.scenario import Training, parse
 from rayfed.simulation.client.local import update_method
-from rayfed.simulation.inputs import prepare_inputs
-from rayfed.update import Named
+from rayfed.simulation.inputs import prepare
+from rayfed.update import Named, Update
 from tests.helpers.attack_fixtures import digit
 
 
@@ -38,23 +44,32 @@ def sent(defence: GradDefense, task: Task) -> Named:
     return update_method(Training(algorithm="fedsgd", batch_size=None), [defence])(task).tensors
 
 
-def test_sensitivity_is_the_norm_of_the_jacobian() -> None:
+def test_sensitivity_is_the_mean_norm_of_the_derivative_of_the_summed_gradient() -> None:
     model = built("mlp", hidden=[6], activation="sigmoid")
     weights, root = weights_of(model), digits(2, 7)
 
-    def jacobian(name: str, image: Tensor, label: Tensor) -> Tensor:
-        def own_gradient(x: Tensor) -> Tensor:
+    def derivative(name: str, image: Tensor, label: Tensor) -> Tensor:
+        def summed_gradient(x: Tensor) -> Tensor:
             leaves = {n: w.clone().requires_grad_() for n, w in weights.items()}
             loss = batch_loss(model, leaves, {}, x[None], label[None])
-            return torch.autograd.grad(loss, leaves[name], create_graph=True)[0]
+            return torch.autograd.grad(loss, leaves[name], create_graph=True)[0].sum()
 
-        return torch.autograd.functional.jacobian(own_gradient, image)
+        return torch.autograd.functional.jacobian(summed_gradient, image)
 
-    many = Batch(root.inputs.repeat(3000, 1, 1, 1), root.labels.repeat(3000))  # so many directions
-    found = sensitivity(model, weights, {}, many, torch.Generator().manual_seed(0))
-    for name in weights:
-        norms = torch.stack([jacobian(name, x, y).norm() for x, y in zip(*root[:2], strict=True)])
-        assert found[name].item() == pytest.approx(norms.square().mean().sqrt().item(), rel=0.05)
+    for name, value in sensitivity(model, weights, {}, root).items():
+        norms = [derivative(name, x, y).norm() for x, y in zip(*root[:2], strict=True)]
+        torch.testing.assert_close(value, torch.stack(norms).mean())
+
+
+def test_slices_have_the_same_sensitivity() -> None:
+    sizes = {"a": 100, "b": 50, "c": 7, "d": 30}
+    share = {"a": torch.tensor(3.0), "b": torch.tensor(6.0), "c": torch.tensor(1.0), "d": torch.tensor(0.0)}
+    slices = slices_of_equal_sensitivity(sizes, share, 10)
+    assert torch.equal(slices, slices.sort().values)
+    # 0.03 and 0.12 per value: three slices of `a`, six of `b`, and the rest
+    assert slices.bincount().tolist() == [33, 34, 33, 8, 9, 8, 8, 9, 8, 37]
+    silent = slices_of_equal_sensitivity(sizes, dict.fromkeys(sizes, torch.tensor(0.0)), 11)
+    assert silent.bincount().tolist() == [17] * 11
 
 
 def test_the_root_set_has_five_samples_a_class() -> None:
@@ -73,24 +88,6 @@ def test_it_works_on_networks_with_batch_norm(model: tuple[str, dict[str, object
     assert all(module.training for module in net.modules())
 
 
-def test_the_band_of_pure_noise_is_projected_out() -> None:
-    noise = 0.3 * torch.randn(40_000, generator=torch.Generator().manual_seed(1))
-    left = compensated(noise, 0.3, q=10)
-    assert left.square().sum() < 0.1 * noise.square().sum()  # the edges of a finite matrix fluctuate
-    assert compensated(noise, 0.03, q=10).dist(noise) < 1e-3 * noise.norm()  # not noise of that scale
-
-
-def test_a_low_rank_signal_stays_and_most_noise_goes() -> None:
-    g = torch.Generator().manual_seed(2)
-    columns, rows = 60, 600
-    signal = torch.randn(rows, 1, generator=g) @ torch.randn(1, columns, generator=g)
-    noisy = signal + 0.5 * torch.randn(rows, columns, generator=g)
-    left = compensated(noisy.flatten(), 0.5, q=10).view_as(signal)
-    # one direction of sixty is kept, and with it that share of the noise; a few more at the band's edges
-    assert (left - signal).square().sum() < 0.1 * (noisy - signal).square().sum()
-    assert ((left * signal).sum() / signal.square().sum()).item() == pytest.approx(1, abs=0.02)
-
-
 def test_without_noise_the_gradient_is_sent_as_it_is() -> None:
     model = built(activation="sigmoid")
     task = task_of(model, digits(*range(20)))
@@ -100,20 +97,41 @@ def test_without_noise_the_gradient_is_sent_as_it_is() -> None:
         torch.testing.assert_close(found[name], t, rtol=1e-4, atol=1e-6)
 
 
-def test_noise_falls_on_every_layer_by_its_sensitivity() -> None:
-    model = built(activation="sigmoid", init="uniform")
+def test_half_of_the_slices_have_noise_of_one_scale() -> None:
+    task = task_of(built(activation="sigmoid", init="uniform"), digits(*range(20)))
+    true, _ = gradient(task.model, task.weights, task.buffers, *task.data[:3])
+    slices = slices_of_equal_sensitivity({name: t.numel() for name, t in true.items()}, root_sensitivity(task), 10)
+    chosen = []
+    for seed in range(20):
+        own = replace(task, generator=torch.Generator().manual_seed(seed))
+        noise = flatten(sent(GradDefense(scale=0.3), own)) - flatten(true)
+        noisy = slices[noise != 0].unique().tolist()
+        values = noise[torch.isin(slices, torch.tensor(noisy))]
+        assert len(noisy) == 5
+        assert values.std().item() == pytest.approx(0.3, rel=5 / (2 * len(values)) ** 0.5)
+        chosen += noisy
+    assert set(chosen) == set(range(10))
+    every = sent(GradDefense(scale=0.3, slices=4, perturbed=4), task)
+    assert bool((flatten(every) != flatten(true)).all())
+
+
+def test_an_attacker_sees_most_slices_without_noise_and_none_with_it() -> None:
+    model, defence = built(), GradDefense(scale=0.1)
     task = task_of(model, digits(*range(20)))
     true, _ = gradient(model, task.weights, task.buffers, *task.data[:3])
-    expected = root_sensitivity(task)
-    unit = flatten({name: expected[name].expand(t.shape) for name, t in true.items()}).square().mean().sqrt()
-    # one slice, whose only eigenvalue the gradient lifts out of the band: nothing is projected out
-    draws = [
-        sent(GradDefense(scale=0.3, q=1e9), replace(task, generator=torch.Generator().manual_seed(i))) for i in range(9)
-    ]
-    for name, t in true.items():
-        noise = torch.stack([d[name] - t for d in draws])
-        error = 5 / (2 * noise.numel()) ** 0.5  # of a deviation, five times its own
-        assert noise.std().item() == pytest.approx(float(0.3 * expected[name] / unit), rel=error)
+    found = sent(defence, task)
+    masks = defence.exposed(Update(0, 0, found, {}, 1, loss=0.0))
+    assert masks is not None
+    seen = flatten(masks)
+    assert torch.equal(flatten(found)[seen], flatten(true)[seen])
+    assert seen.sum() > 0.7 * (flatten(found) == flatten(true)).sum()
+    # noise that is small beside the gradient hides nothing
+    assert GradDefense(scale=1e-6).exposed(Update(0, 0, true, {}, 1, loss=0.0)) is None
+
+
+def test_no_more_slices_have_noise_than_there_are() -> None:
+    with pytest.raises(ValueError, match="perturbed"):
+        GradDefense(scale=0.1, slices=3, perturbed=4)
 
 
 def test_noise_follows_the_clients_generator() -> None:

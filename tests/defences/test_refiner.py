@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from rayfed.attacks.matching.inverting_gradients import InvertingGradients
 from rayfed.attacks.matching.priors import total_variation
 from rayfed.defences.base import Batch, Task
-from rayfed.defences.refiner import Refiner, projected, utility_weights
+from rayfed.defences.refiner import Refiner, projected, relative_weights, utility_weights
 from rayfed.errors import UserError
 from rayfed.gradients import buffers_of, gradient, norm, weights_of
+from rayfed.models.build import build_model
 from rayfed.models.pretrained import load_evaluator
 from rayfed.samples import Pixels
 from rayfed.scenario import DefenceSpec, parse, resolve
@@ -78,6 +79,28 @@ def test_the_weights_are_those_of_equation_3() -> None:
     found = utility_weights(slopes, weights, tau=0.9)
     for name, layer in (("one.weight", 1), ("one.bias", 1), ("two.weight", 2)):
         torch.testing.assert_close(found[name], 2 * weights[name].abs() * 0.9**layer)
+
+
+def test_the_relative_utility_is_a_share_of_the_squared_norm_by_layer(model: nn.Module) -> None:
+    true, weights = true_gradient(model, batch_of()), weights_of(model)
+    found = relative_weights(true, weights, tau=0.9)
+    double = relative_weights({name: 2 * slope for name, slope in true.items()}, weights, tau=0.9)
+    for layer, name in enumerate([name for name in weights if name.endswith(".weight")], 1):
+        torch.testing.assert_close(found[name], 0.9**layer / norm(true))
+        torch.testing.assert_close(double[name], found[name] / 2)
+    zeros = relative_weights({name: 0 * slope for name, slope in true.items()}, weights, tau=0.9)
+    assert all(weight.isfinite() for weight in zeros.values())
+
+
+def test_only_the_relative_utility_brings_the_gradient_back() -> None:
+    model, batch = build_model("lenet", {}, (3, 16, 16), 10, seed=0), batch_of(3)
+    true = true_gradient(model, batch)
+    start, printed, relative = (
+        apart(sent(Refiner(beta=0, epsilon=FAR, iterations=iterations, utility=utility), model, batch), true)
+        for iterations, utility in ((0, "printed"), (10, "printed"), (10, "relative"))
+    )
+    assert printed == pytest.approx(start, rel=1e-3)
+    assert relative < 0.95 * start
 
 
 def test_one_step_descends_along_the_objective(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:

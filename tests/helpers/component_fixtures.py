@@ -23,6 +23,7 @@ CHOSEN: dict[str, list[dict[str, Any]]] = {
     "refiner": [{"iterations": 1}],
     "split": [{}, {"private_epochs": 0}, {"start": "own"}],
     "top_k": [{"k": 0.5, "error_feedback": True}],
+    "uniform": [{"magnitude": 0.1}],
     "vae": [{"epochs": 1, "hidden": 8, "latent": 2}],
 }
 """Parameters of defences that are slow with their defaults, or keep something of the data with others.

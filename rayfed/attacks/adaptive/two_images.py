@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -47,6 +47,12 @@ class TwoImages(InvertingGradients):
     """`lambda_g` of the defence."""
     width: Annotated[float, Field(ge=1)] = 10.0
     """Width of the box of concealed pixels, centred at grey."""
+
+    @model_validator(mode="after")
+    def _has_no_published_search(self) -> Self:
+        if self.published is not None:
+            raise ValueError("two_images has no published search: remove `published`")
+        return self
 
     def reconstruct(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]

@@ -44,14 +44,14 @@ class Descent:
 def adam(
     objective: Callable[[Tensor], tuple[Tensor, Tensor]],
     start: Tensor,
-    rates: Sequence[float],
+    rates: Sequence[float | Tensor],
     signed: bool = False,
     noise: Callable[[], Tensor] | None = None,
     watch: Callable[[int, Tensor], None] | None = None,
     boxed: int | None = None,
     beta2: float = BETA2,
 ) -> Descent:
-    """Run Adam on P independent problems (P, D), with one step for each step size in `rates`.
+    """Run Adam on P independent problems (P, D), with one step for each step size in `rates`, a number or (D,).
 
     The first `boxed` numbers of a point (all if None) are limited to [0, 1]. `signed` descends along the sign of the
     gradients. `noise` samples (P, D), which is scaled by the step size and added to every step. Gradients that are not

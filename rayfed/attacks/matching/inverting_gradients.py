@@ -15,10 +15,10 @@ from dataclasses import replace
 from itertools import count
 from math import ceil, cos, pi
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from rayfed.attacks.base import Reconstruction
@@ -28,6 +28,15 @@ from rayfed.attacks.matching.distances import one_minus_cosine
 from rayfed.attacks.matching.options import GradientMatching, model_dtype
 from rayfed.attacks.matching.priors import total_variation
 from rayfed.attacks.matching.problem import Matching
+from rayfed.attacks.matching.published import (
+    SEARCHES,
+    TV,
+    noise_as_pixels,
+    normalised_variation,
+    published_rates,
+    run_search,
+    without_evidence,
+)
 from rayfed.attacks.matching.relative import RelativeVariation
 from rayfed.attacks.matching.rounding import rounded
 from rayfed.attacks.matching.snapshots import Snapshots
@@ -70,10 +79,22 @@ class InvertingGradients(GradientMatching):
     precision: Literal["float32", "bfloat16"] | None = None
     """Precision of the model and its gradients; images, objective and priors are always float32. Default: float32, or
     bfloat16 except in the last eighth of the steps if the processor supports it (AMX) and the model is large."""
+    published: Literal["geiping", "dcs2"] | None = None
+    """Run a search as its authors published it: `geiping` (signed steps, pixels in [0, 1]) or `dcs2` (attack `gs` of
+    its code: unsigned steps, any pixels). Both divide the step size by ten at 3/8, 5/8 and 7/8 of the steps, use a
+    variation weight of 0.0001 for normalised pixels, match each sent value as it is, and return the last images.
+    `signed` and `tv` override these values. Default: rayfed's search."""
     noise: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the noise that an evaluation network detects in the images, for attackers that know `refiner`."""
     evaluator: Path | None = None
     """File of the evaluation network, as in `refiner`. Default: the network that comes with rayfed."""
+
+    @model_validator(mode="after")
+    def _published_without_more(self) -> Self:
+        others = [name for name in ("noise", "precision") if getattr(self, name)]
+        if self.published is not None and others:
+            raise ValueError(f"published: the authors' search has no {', '.join(others)}: remove one of the two")
+        return self
 
     def check(self, model: nn.Module, sample: SampleSpec, classes: int) -> None:
         """Raise `UserError` for an unknown layer, or if the evaluation network is needed but missing."""
@@ -106,6 +127,8 @@ class InvertingGradients(GradientMatching):
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
         problem = self._matching(observations, model, generators)
+        if self.published is not None:
+            return self._search_as_published(problem, observations, generators)
         start = torch.cat(
             [
                 self._started(torch.rand(self.restarts, problem.dimension, generator=generator), observation)
@@ -135,6 +158,27 @@ class InvertingGradients(GradientMatching):
                 found = iter(self._ends(one, problem, begin, victims[rows], self.iterations, signed)[0])
                 ends.append([next(found) if c == index else end for c, end in zip(chosen, ends[index], strict=True)])
         return [min(of_one, key=lambda end: end.loss) for of_one in zip(*ends, strict=True)]
+
+    def _search_as_published(
+        self, problem: Matching, observations: Sequence[Observation], generators: Sequence[torch.Generator]
+    ) -> list[Reconstruction]:
+        """Return each victim's result of the search `published`."""
+        assert self.published is not None
+        search = SEARCHES[self.published]
+        if self.signed is not None:
+            search = replace(search, signed=self.signed)
+        variation = normalised_variation(problem.model, TV if self.tv is None else self.tv)
+        problem = without_evidence(problem, observations, variation)
+        starts = []
+        for observation, generator in zip(observations, generators, strict=True):
+            noise = torch.randn(self.restarts, problem.dimension, generator=generator)
+            starts.append(self._started(noise_as_pixels(problem, noise), observation))
+        start = torch.cat(starts).to(problem.device)
+        victims = torch.arange(len(observations), device=problem.device).repeat_interleave(self.restarts)
+        start, snapshots = problem.begun(start, victims), Snapshots(problem.images)
+        rates = published_rates(self.lr, self.iterations)
+        descent = run_search(problem, start, victims, rates, search, snapshots)
+        return best_restarts(problem, descent, victims, snapshots)
 
     def _ends(
         self, problem: Matching, judge: Matching, start: Tensor, victims: Tensor, iterations: int, signed: bool

@@ -15,6 +15,7 @@ from rayfed.aggregation.over_channel import SumOverChannel
 from rayfed.core import losses, seeds
 from rayfed.core.number_types import check_model
 from rayfed.defences.base import Defence
+from rayfed.defences.some_clients import OnSomeClients
 from rayfed.errors import UserError
 from rayfed.gradients import buffers_of, weights_of
 from rayfed.models.build import build_model
@@ -122,7 +123,7 @@ def build_arm(
     incompatible with the data or the defences, or has no trainable parameter.
     """
     model, pipeline = spec.model, spec.defences
-    defences = tuple(defence.build() for defence in pipeline)
+    defences = tuple(_build_defence(defence) for defence in pipeline)
     normalise = (model.normalise.mean, model.normalise.std) if model.normalise else None
     net = build(model.name, model.parameters, sample, classes, seed, normalise, model.state)
     if model.train:
@@ -158,6 +159,12 @@ def build_arm(
                 f"cannot compute; put {pipeline[index].name} first, or remove one of the two defences"
             )
     return Arm(spec, net, defences)
+
+
+def _build_defence(spec: DefenceSpec) -> Defence:
+    """Build a defence, limited to some clients if `clients` is set. Raises `UserError` if that is impossible."""
+    defence: Defence = spec.build()
+    return defence if spec.clients is None else OnSomeClients(defence, spec.clients, spec.name)
 
 
 def _choose(model: nn.Module, train: Train, shape: tuple[int, ...]) -> None:

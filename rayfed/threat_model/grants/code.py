@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _built: WeakKeyDictionary[ClientRuntime, dict[tuple[str, bool], Arm]] = WeakKeyDictionary()
 """Built arms by name, and by whether they are used with true samples or only with samples of attackers."""
-_checked: WeakKeyDictionary[ClientRuntime, dict[tuple[str, bool], tuple[Reason | None, str]]] = WeakKeyDictionary()
+_checked: WeakKeyDictionary[ClientRuntime, dict[tuple[Any, ...], tuple[Reason | None, str]]] = WeakKeyDictionary()
 """Results of `_find_reason` by arm, and by whether the attacker knows public samples."""
 _checked_on_clients: WeakKeyDictionary[ClientRuntime, dict[tuple[Any, ...], Mismatch | None]] = WeakKeyDictionary()
 """Results of the tests on true samples, by arm, view, round, client and samples."""
@@ -51,7 +51,7 @@ def for_true_samples(observed: ObservedClient, observation: Observation) -> Obse
     declared = observation.extra.get("observation_model")
     if declared is None:
         return observation
-    defences = _build_attackers_arm(observed, with_truth=True).defences
+    defences = _build_defences(observed, with_truth=True)
     return replace(observation, extra={**observation.extra, "observation_model": replace(declared, defences=defences)})
 
 
@@ -64,7 +64,8 @@ def check_on_true_samples(observed: ObservedClient, observation: Observation, tr
     if declared is None or not declared.is_exact or not observation.update or observation.local.steps > 1:
         return truth
     arm = _build_attackers_arm(observed, with_truth=True)
-    names = ", ".join(type(defence).__name__ for defence in arm.defences if is_of_user(defence))
+    defences = _build_defences(observed, with_truth=True)
+    names = ", ".join(type(defence).__name__ for defence in defences if is_of_user(defence))
     if not names:
         return truth
     from rayfed.threat_model.grants.declaration_check import find_mismatch_on_client
@@ -73,7 +74,7 @@ def check_on_true_samples(observed: ObservedClient, observation: Observation, tr
     key = observed.visit.arm, observed.attack.observes, observed.round, observed.client, tuple(observed.indices)
     try:
         if key not in known:
-            declared = replace(declared, defences=arm.defences)
+            declared = replace(declared, defences=defences)
             known[key] = find_mismatch_on_client(declared, observation, arm.model, truth.inputs, truth.labels)
     except Exception as error:  # a user's defence may raise anything
         return truth.replace(reason=Reason.DECLARATION_NOT_TESTED, detail=f"{names}: {_first_line(error)}")
@@ -97,6 +98,13 @@ def _build_attackers_arm(observed: ObservedClient, with_truth: bool = False) -> 
     return known[key]
 
 
+def _build_defences(observed: ObservedClient, with_truth: bool = False) -> tuple[Defence, ...]:
+    """Return the defences of the observed client, built for the attacker."""
+    from rayfed.defences.some_clients import defences_at
+
+    return defences_at(_build_attackers_arm(observed, with_truth).defences, observed.client)
+
+
 def _is_approximate(observed: ObservedClient, defences: tuple[Defence, ...]) -> bool:
     """Return whether the declarations do not determine the likelihood of the true samples."""
     of_steps = observed.training.algorithm != "fedsgd" and any(d.overrides("wrap_gradient") for d in defences)
@@ -105,9 +113,10 @@ def _is_approximate(observed: ObservedClient, defences: tuple[Defence, ...]) -> 
 
 
 def _check(observed: ObservedClient) -> tuple[Reason | None, str]:
-    """Return why the declarations are of no use, and about which defence; tested once for each arm."""
+    """Return why the declarations are of no use, and about which defence; tested once for each arm and its defences."""
     known = _checked.setdefault(observed.runtime, {})
-    key = observed.visit.arm, _knows_public(observed)
+    names = tuple(type(defence) for defence in _build_defences(observed))
+    key = observed.visit.arm, _knows_public(observed), names
     if key not in known:
         known[key] = _find_reason(observed)
     return known[key]
@@ -147,7 +156,7 @@ def is_of_user(defence: Defence) -> bool:
 def _build_model(observed: ObservedClient) -> ObservationModel:
     from rayfed.threat_model.observation_model import ObservationModel
 
-    defences = _build_attackers_arm(observed).defences
+    defences = _build_defences(observed)
     return ObservationModel(defences, clients_per_round=observed.runtime.scenario.clients_per_round)
 
 

@@ -67,14 +67,16 @@ class KnownDefence(Grant):
 
         For a protected update, the masks are returned as a function, as they would reveal which values are zero.
         """
+        from rayfed.defences.some_clients import defences_at
         from rayfed.threat_model.observation_model import LeftAlone
 
         hooks = "exposed", "exposed_in_mean"
-        defences = tuple(defence for defence in observed.arm.defences if defence.overrides(*hooks))
+        used = defences_at(observed.arm.defences, observed.client)
+        defences = tuple(defence for defence in used if defence.overrides(*hooks))
         masks = LeftAlone(defences, observed.error())(update) if update.tensors else LeftAlone(defences)
         played = DefendedClient(
             observed.training,
-            observed.arm.defences,
+            used,
             observed.runtime.scenario.clients_per_round,
             observed.attack.averages,
         )

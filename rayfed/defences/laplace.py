@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from rayfed.defences.noise import LocalNoise
-from rayfed.privacy.spending import Setting, Spending
+from rayfed.privacy.spending import PrivacySetting, Spending
 from rayfed.registry import component
 
 
@@ -45,7 +45,7 @@ class Laplace(LocalNoise):
         """Return the order of the norm that `clip` bounds."""
         return 1 if self.norm == "l1" else 2
 
-    def spends(self, setting: Setting) -> Spending | None:
+    def spends(self, setting: PrivacySetting) -> Spending | None:
         """Return the privacy accounting; None without a clip bound of the L1 norm."""
         return super().spends(setting) if self.norm == "l1" else None
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from rayfed.defences.base import Batch, DataMethod, Defence, GradientMethod, Task, UpdateMethod
 from rayfed.errors import UserError
-from rayfed.privacy.spending import Setting, Spending
+from rayfed.privacy.spending import PrivacySetting, Spending
 from rayfed.update import Named, Update
 
 _ALL_CLIENTS = "adapt_model", "calibrated", "wrap_aggregation"
@@ -78,7 +78,7 @@ class OnSomeClients(Defence):
         """Return why the given later defences cannot follow this one, in words; None if they can."""
         return self.defence.refuses(later)
 
-    def spends(self, setting: Setting) -> Spending | None:
+    def spends(self, setting: PrivacySetting) -> Spending | None:
         """Return None: there is no guarantee for all clients."""
         return None
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import rayfed
-from rayfed.core.vectorised import in_turn, refusal
+from rayfed.core.vectorised import find_refusal, map_in_turn
 from rayfed.defences import dcs2, dp_sgd
 from rayfed.defences.base import Batch, Defence, Task
 from rayfed.defences.dp_sgd import DpSgd

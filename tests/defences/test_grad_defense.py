@@ -21,7 +21,7 @@ from rayfed.gradients import batch_loss, buffers_of, flatten, gradient, weights_
 from rayfed.models.build import build_model
 from rayfed.scenario import Training, parse
 from rayfed.simulation.client.local import update_method
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.update import Named, Update
 from tests.helpers.attack_fixtures import digit
 

@@ -20,7 +20,7 @@ from rayfed.models.build import build_model
 from rayfed.scenario import Training, parse
 from rayfed.simulation.client.cohort import cohort_updates
 from rayfed.simulation.client.local import update_method
-from rayfed.simulation.inputs import prepare
+from rayfed.simulation.inputs import prepare_inputs
 from rayfed.update import Update
 from tests.defences.test_grad_defense import digits, task_of
 from tests.helpers.component_fixtures import required
@@ -63,10 +63,10 @@ def test_a_number_means_the_first_clients() -> None:
 def test_clients_that_do_not_exist_are_refused(clients: str, fits: bool) -> None:
     text = f"{{name: prune, ratio: 0.5, clients: {clients}}}"
     if fits:
-        prepare(scenario(text))
+        prepare_inputs(scenario(text))
     else:
         with pytest.raises(UserError, match="clients"):
-            prepare(scenario(text))
+            prepare_inputs(scenario(text))
 
 
 @pytest.mark.parametrize("name", ["dp_sgd", "dp_fedavg", "precode", "key_lock"])
@@ -74,7 +74,7 @@ def test_a_defence_of_all_clients_is_refused(name: str) -> None:
     options = required("defences", name) | ({"noise_multiplier": 1.0} if name.startswith("dp") else {})
     written = ", ".join(f"{key}: {value}" for key, value in options.items())
     with pytest.raises(UserError, match="`clients`"):
-        prepare(scenario(f"{{name: {name}, clients: 1{', ' + written if written else ''}}}"))
+        prepare_inputs(scenario(f"{{name: {name}, clients: 1{', ' + written if written else ''}}}"))
 
 
 def test_attackers_know_who_defends_and_there_is_no_guarantee(tmp_path: Path) -> None:

@@ -123,8 +123,8 @@ def _reproduced(part: dict[str, Any], runs: dict[str, dict[str, Any]]) -> dict[s
     own = load(find_shipped("reproductions") / f"{name}.yaml")
     best = result_of(name, own, read_record(REPRODUCTIONS, name)).best
     assert best is not None
-    [judgement] = [one for one in best.judgements if one.group.title == part["group"]]
-    figures = {finding.label: finding for finding in judgement.findings}
+    same = [one for one in best.judgements if one.group.title == part["group"]]
+    figures = {finding.label: finding for one in same for finding in one.findings if finding.measured}
     ours, unit, images = _estimate(figures[part["label"]]), part["unit"], part.get("images")
     runs[name] = {
         "command": f"rayfed reproduce {name} --size {best.size}",

@@ -26,7 +26,7 @@ from rayfed.results.sweep_folder import TRIALS
 from rayfed.runs import runner
 from rayfed.runs.sweeps import SweepExecution, SweepRecorder, get_sweep_section, make_trials, measure_objectives
 from rayfed.scenario import Scenario, Sweep
-from rayfed.scenario.trials import Trial, column_names, make_trial_scenario
+from rayfed.scenario.trials import Trial, make_trial_scenario, name_columns
 
 if TYPE_CHECKING:
     from ray.tune.search.optuna import OptunaSearch
@@ -82,7 +82,7 @@ def _tuner(scenario: Scenario, recorder: SweepRecorder, callback: _Recording) ->
     planned = recorder.trials is not None
     return tune.Tuner(
         with_actors(_trainable(scenario, recorder), allot_trial(scenario)),
-        param_space=space(scenario, recorder.settings) if planned else None,
+        param_space=make_space(scenario, recorder.settings) if planned else None,
         tune_config=tune.TuneConfig(
             search_alg=None if planned else _search(recorder),
             scheduler=scheduler(section, scenario.federation.rounds),
@@ -125,7 +125,7 @@ def _search(recorder: SweepRecorder) -> OptunaSearch:
         def suggest(self, trial_id: str) -> dict[str, Any] | None:
             """Return the columns of the next setting."""
             suggested = super().suggest(trial_id)
-            return None if suggested is None else columns(scenario, suggested)
+            return None if suggested is None else make_columns(scenario, suggested)
 
     return Suggesting(
         found.setting,
@@ -186,13 +186,13 @@ class _Recording(tune.Callback):
             self._recorder.end(repeats, error)
 
 
-def space(scenario: Scenario, settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def make_space(scenario: Scenario, settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return Tune's search space of planned trials: a column for each swept field, None if the arm lacks the field."""
     planned = {}
     for setting in settings:
         [repeat] = setting["repeats"]
         name = Trial(setting["index"], setting["arm"], setting["values"], repeat).name
-        planned[name] = columns(scenario, setting) | {"repeat": repeat}
+        planned[name] = make_columns(scenario, setting) | {"repeat": repeat}
     names = {column: None for config in planned.values() for column in config}
     return {"trial": tune.grid_search(list(planned))} | {
         column: tune.sample_from(partial(_value, planned, column)) for column in names
@@ -203,16 +203,16 @@ def _value(planned: Mapping[str, Mapping[str, Any]], column: str, spec: Any) -> 
     return planned[spec["config"]["trial"]].get(column)
 
 
-def columns(scenario: Scenario, setting: Mapping[str, Any]) -> dict[str, Any]:
+def make_columns(scenario: Scenario, setting: Mapping[str, Any]) -> dict[str, Any]:
     """Return the columns that trackers show for a setting of a sweep."""
-    names = column_names(scenario, setting["arm"])
+    names = name_columns(scenario, setting["arm"])
     values = {names[path]: value for path, value in setting["values"].items()}
     return values | {"setting": setting["index"], "arm": setting["arm"]}
 
 
 def _repeats(scenario: Scenario, config: Mapping[str, Any]) -> list[Trial]:
     """Return the trials of rayfed that one trial of Tune runs, from its columns. Without a repeat, it runs all."""
-    values = {path: config[name] for path, name in column_names(scenario, config["arm"]).items()}
+    values = {path: config[name] for path, name in name_columns(scenario, config["arm"]).items()}
     repeats = [config["repeat"]] if "repeat" in config else list(range(get_sweep_section(scenario).repeats))
     return make_trials({"index": config["setting"], "arm": config["arm"], "values": values, "repeats": repeats})
 

@@ -31,7 +31,7 @@ def get_field(document: dict[str, Any], path: str) -> Any:
     return holder[place[-1]]
 
 
-def place_of(document: dict[str, Any], path: str) -> Place:
+def find_place(document: dict[str, Any], path: str) -> Place:
     """Return the keys and indices of a document's field at a path such as `training.lr`, written as for `put`."""
     _, place = _find(document, path.split("."), ())
     return place

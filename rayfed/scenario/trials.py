@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rayfed.errors import ScenarioError
-from rayfed.scenario.paths import place_of, set_field
+from rayfed.scenario.paths import find_place, set_field
 from rayfed.scenario.reading import check_scenario
 from rayfed.scenario.sections import Scenario
 from rayfed.scenario.sweep import Range, Sweep
@@ -113,7 +113,7 @@ def select_fields(scenario: Scenario, arm: str) -> dict[str, list[Any] | Range]:
     return {path: v for path, v in _sweep(scenario).fields.items() if scenario.owner_of(path)[0] in (None, arm)}
 
 
-def column_names(scenario: Scenario, arm: str) -> dict[str, str]:
+def name_columns(scenario: Scenario, arm: str) -> dict[str, str]:
     """Return a short name of each swept field of an arm, such as `gaussian.sigma`, by the field's path.
 
     Fields with the same short name keep their paths. Names have no slashes, which Ray Tune interprets as nesting.
@@ -129,7 +129,7 @@ def _short_name(scenario: Scenario, document: dict[str, Any], path: str) -> str:
     arm, rest = scenario.owner_of(path)
     held: Any = document if arm is None else document["arms"][arm]
     words: list[str] = []
-    for key in place_of(held, rest):
+    for key in find_place(held, rest):
         held = held[key]
         if isinstance(key, int):
             words[-1] = held.get("label") or held["name"]

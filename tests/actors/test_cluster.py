@@ -97,11 +97,16 @@ def test_runs_at_once_on_one_cluster_end_with_the_same_bits(runs: int, tmp_path:
     with head(free_port(), "--num-cpus=4", env=env) as address, ThreadPoolExecutor(runs) as threads:
         begun = [
             threads.submit(
-                rayfed, "launch", str(scenario), "--out", str(out), "--address", address, cwd=tmp_path, env=env
+                rayfed,
+                *("launch", str(scenario), "--out", str(out), "--address", address),
+                cwd=tmp_path,
+                env=env,
+                seconds=500,
             )
             for out in (tmp_path / str(number) for number in range(runs))
         ]
-        assert [one.result().returncode for one in begun] == [0] * runs
+        ended = [one.result() for one in begun]
+    assert [one.returncode for one in ended] == [0] * runs, [one.stderr for one in ended]
     for number in range(runs):
         assert not faults.differences(finished(tmp_path / str(number)).url, alone.url)
 

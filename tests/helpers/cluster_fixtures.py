@@ -72,10 +72,10 @@ def _listens(port: int) -> bool:
         return asking.connect_ex(("127.0.0.1", port)) == 0
 
 
-def rayfed(*arguments: str, cwd: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run `rayfed` with these arguments in a process."""
+def rayfed(*arguments: str, cwd: Path, env: dict[str, str], seconds: float = 180) -> subprocess.CompletedProcess[str]:
+    """Run `rayfed` with these arguments in a process, which must end within so many seconds."""
     command = [sys.executable, "-m", "rayfed", *arguments]
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=180, check=False)
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=seconds, check=False)
 
 
 def finished(out: Path) -> RunFolder:

@@ -15,7 +15,7 @@ from ray import tune
 from ray.tune.search.variant_generator import generate_variants
 
 from actors import trackers
-from actors.sweep import _repeats, columns, on_tune, space
+from actors.sweep import _repeats, make_columns, make_space, on_tune
 from actors.trial import Reporter, prepare_process, search_places
 from rayfed import scenario as scenarios
 from rayfed.errors import MissingExtraError, ResourceError, RunError, ScenarioError
@@ -106,7 +106,7 @@ def test_trackers_get_a_column_for_each_swept_field(tmp_path: Path) -> None:
     )
     folder, trials = SweepFolder(RunFolder.create(str(tmp_path), "sweep")), plan_trials(scenario)
     recorder = SweepRecorder(scenario, folder, trials, [], SweepProgress())
-    made = [spec["config"] for _, spec in generate_variants({"config": space(scenario, recorder.settings)})]
+    made = [spec["config"] for _, spec in generate_variants({"config": make_space(scenario, recorder.settings)})]
     assert [config["trial"] for config in made] == [trial.name for trial in trials]
     for config, trial in zip(made, trials, strict=True):
         assert _repeats(scenario, config) == [trial]
@@ -114,7 +114,7 @@ def test_trackers_get_a_column_for_each_swept_field(tmp_path: Path) -> None:
         assert config["gaussian.sigma"] == (0.1 if trial.arm == "noise" else None)
         assert config["prune.ratio"] == (0.5 if trial.arm == "prune" else None)
     suggested = {"index": 4, "arm": "noise", "values": {NOISE: 0.3}, "repeats": [0]}
-    shown = columns(parsed(f"fields: {{{NOISE}: [1]}}"), suggested)
+    shown = make_columns(parsed(f"fields: {{{NOISE}: [1]}}"), suggested)
     assert shown == {"gaussian.sigma": 0.3, "setting": 4, "arm": "noise"}
 
 

@@ -113,18 +113,23 @@ def _part(part: dict[str, Any] | None, runs: dict[str, dict[str, Any]]) -> dict[
         return empty | {"text": MISSING}
     if "reproduction" in part:
         part = _reproduced(part, runs)
+    if part is None:
+        return empty | {"text": MISSING}
     run = runs[part["run"]]
     return empty | part | {"command": run["command"], "commit": run["commit"]}
 
 
-def _reproduced(part: dict[str, Any], runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return the part of a figure that a reproduction measured, and note the reproduction among the runs."""
+def _reproduced(part: dict[str, Any], runs: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the part of a figure that a reproduction measured, or None without a measurement; note it among the
+    runs."""
     name = part["reproduction"]
     own = load(find_shipped("reproductions") / f"{name}.yaml")
     best = result_of(name, own, read_record(REPRODUCTIONS, name)).best
     assert best is not None
     same = [one for one in best.judgements if one.group.title == part["group"]]
     figures = {finding.label: finding for one in same for finding in one.findings if finding.measured}
+    if not {part["label"], part.get("against", part["label"])} <= figures.keys():
+        return None
     ours, unit, images = _estimate(figures[part["label"]]), part["unit"], part.get("images")
     runs[name] = {
         "command": f"rayfed reproduce {name} --size {best.size}",

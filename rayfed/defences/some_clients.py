@@ -31,7 +31,7 @@ class OnSomeClients(Defence):
         if defence.overrides(*_ALL_CLIENTS) or defence.private_epochs:
             raise UserError(
                 f"{name} changes the model, the privacy account or the server of all clients, so it cannot be limited "
-                "to some clients: remove its `clients`"
+                "to some clients: remove its `on_clients`"
             )
         self.defence = defence
         self.clients = frozenset(range(clients) if isinstance(clients, int) else clients)

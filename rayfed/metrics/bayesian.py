@@ -47,6 +47,7 @@ def compute_least_error(mean: float, variance: float, increment: float) -> float
     also those far from the mean. The best histogram has shares proportional to 1 / (d^2 + t), where d is the distance
     of a bin from the mean and t the Lagrange multiplier of the shares' sum.
 
+    >>> from rayfed.metrics.bayesian import compute_least_error
     >>> round(compute_least_error(0.1307, 0.0949, 0.16), 2)
     0.15
     """

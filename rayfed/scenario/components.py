@@ -113,7 +113,7 @@ class DefenceSpec(ComponentSpec):
 
     kind: ClassVar[str] = "defences"
 
-    clients: Annotated[int, Field(ge=1)] | list[Annotated[int, Field(ge=0)]] | None = None
+    on_clients: Annotated[int, Field(ge=1)] | list[Annotated[int, Field(ge=0)]] | None = None
     """Clients that use the defence: their number (the first ones), or a list of client numbers. Other clients of the
     arm do not defend themselves, and there is no guarantee. Default: null, all clients."""
 

@@ -368,9 +368,11 @@ def _defending_clients_problems(s: Scenario) -> Iterator[Problem]:
     pipelines |= {("arms", name, "defences"): arm.defences for name, arm in s.arms.items()}
     for place, pipeline in pipelines.items():
         for index, defence in enumerate(pipeline):
-            if defence.clients is not None:
+            if defence.on_clients is not None:
                 empty = "is empty; remove the defence if no client uses it"
-                yield from _clients_problems((*place, index, "clients"), defence.clients, s.federation.clients, empty)
+                yield from _clients_problems(
+                    (*place, index, "on_clients"), defence.on_clients, s.federation.clients, empty
+                )
 
 
 def _clients_problems(path: Place, clients: int | list[int], everybody: int, empty: str) -> Iterator[Problem]:

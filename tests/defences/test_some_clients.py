@@ -61,7 +61,7 @@ def test_a_number_means_the_first_clients() -> None:
     ("clients", "fits"), [("1", True), ("[0, 2]", True), ("4", False), ("[3]", False), ("[]", False), ("0", False)]
 )
 def test_clients_that_do_not_exist_are_refused(clients: str, fits: bool) -> None:
-    text = f"{{name: prune, ratio: 0.5, clients: {clients}}}"
+    text = f"{{name: prune, ratio: 0.5, on_clients: {clients}}}"
     if fits:
         prepare_inputs(scenario(text))
     else:
@@ -73,14 +73,14 @@ def test_clients_that_do_not_exist_are_refused(clients: str, fits: bool) -> None
 def test_a_defence_of_all_clients_is_refused(name: str) -> None:
     options = required("defences", name) | ({"noise_multiplier": 1.0} if name.startswith("dp") else {})
     written = ", ".join(f"{key}: {value}" for key, value in options.items())
-    with pytest.raises(UserError, match="`clients`"):
-        prepare_inputs(scenario(f"{{name: {name}, clients: 1{', ' + written if written else ''}}}"))
+    with pytest.raises(UserError, match="`on_clients`"):
+        prepare_inputs(scenario(f"{{name: {name}, on_clients: 1{', ' + written if written else ''}}}"))
 
 
 def test_attackers_know_who_defends_and_there_is_no_guarantee(tmp_path: Path) -> None:
     attack = "{name: idlg, victims: [0, 1], batch_size: 1, iterations: 20, restarts: 1, knowledge: [defence, code]}"
     run = rayfed.launch(
-        scenario("{name: gaussian, clip: 1.0, sigma: 100.0, clients: [1]}", f", attacks: [{attack}]"),
+        scenario("{name: gaussian, clip: 1.0, sigma: 100.0, on_clients: [1]}", f", attacks: [{attack}]"),
         out=tmp_path,
         executor="local",
     )

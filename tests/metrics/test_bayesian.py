@@ -55,6 +55,7 @@ def test_the_least_error_of_an_image_that_knows_nothing_is_that_of_a_convex_prog
     solved = minimize(
         lambda h: float(h @ apart),
         UNIFORM,
+        options={"ftol": 1e-12, "maxiter": 1000},
         bounds=[(1e-6, 1)] * 10,
         constraints=[
             {"type": "eq", "fun": lambda h: h.sum() - 1},

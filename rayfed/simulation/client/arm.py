@@ -162,9 +162,9 @@ def build_arm(
 
 
 def _build_defence(spec: DefenceSpec) -> Defence:
-    """Build a defence, limited to some clients if `clients` is set. Raises `UserError` if that is impossible."""
+    """Build a defence, limited to some clients if `on_clients` is set. Raises `UserError` if that is impossible."""
     defence: Defence = spec.build()
-    return defence if spec.clients is None else OnSomeClients(defence, spec.clients, spec.name)
+    return defence if spec.on_clients is None else OnSomeClients(defence, spec.on_clients, spec.name)
 
 
 def _choose(model: nn.Module, train: Train, shape: tuple[int, ...]) -> None:

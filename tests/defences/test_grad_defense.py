@@ -17,27 +17,17 @@ from rayfed.defences.grad_defense import (
     slices_of_equal_sensitivity,
 )
 from rayfed.errors import UserError
-from rayfed.gradients import batch_loss, buffers_of, flatten, gradient, weights_of
+from rayfed.gradients import batch_loss, flatten, gradient, weights_of
 from rayfed.models.build import build_model
 from rayfed.scenario import Training, parse
 from rayfed.simulation.client.local import update_method
 from rayfed.simulation.inputs import prepare_inputs
 from rayfed.update import Named, Update
-from tests.helpers.attack_fixtures import digit
-
-
-def digits(*indices: int) -> Batch:
-    return Batch(torch.cat([digit(i) for i in indices]), torch.tensor(indices) % 10)
+from tests.helpers.defence_fixtures import digits, task_of
 
 
 def built(name: str = "lenet", **parameters: object) -> nn.Module:
     return build_model(name, parameters, (1, 8, 8), 10, seed=4)
-
-
-def task_of(model: nn.Module, public: Batch | None, seed: int = 0, data: Batch | None = None) -> Task:
-    generator = torch.Generator().manual_seed(seed)
-    weights, buffers = weights_of(model), buffers_of(model)
-    return Task(0, 0, model, weights, buffers, data or digits(3), generator, order=0, public=public)
 
 
 def sent(defence: GradDefense, task: Task) -> Named:

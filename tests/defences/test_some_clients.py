@@ -22,8 +22,8 @@ from rayfed.simulation.client.cohort import cohort_updates
 from rayfed.simulation.client.local import update_method
 from rayfed.simulation.inputs import prepare_inputs
 from rayfed.update import Update
-from tests.defences.test_grad_defense import digits, task_of
 from tests.helpers.component_fixtures import required
+from tests.helpers.defence_fixtures import digits, task_of
 
 PLAIN = Training(algorithm="fedsgd", batch_size=None)
 

@@ -108,7 +108,7 @@ def test_every_registered_model_is_tested_here():
         "text_transformer",
         "timm",
         "unet",
-    }  # of their own kind: test_words, test_cryptonet, test_hub, test_text, test_masks
+    }  # tested in test_words, test_hub, crypto/test_cryptonet, data/test_text, data/test_masks
     assert {name for name, path in table("models").items() if path.startswith("rayfed.")} == set(SMALL) | elsewhere
 
 

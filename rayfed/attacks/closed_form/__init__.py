@@ -1,1 +1,3 @@
-"""Code shared by closed-form attacks: a recorded model (`probe.py`), its linear layers (`layers.py`), equations."""
+"""Closed-form attacks, one per file, and their shared code: a recorded model (`probe.py`), its linear layers
+(`layers.py`) and equations.
+"""

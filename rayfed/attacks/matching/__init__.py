@@ -1,1 +1,1 @@
-"""Parts shared by gradient-matching attacks: the problem, priors, optimisers, options, simulated local steps."""
+"""Attacks by search, one per file, and their shared code: the problem, priors, optimisers, options and local steps."""

@@ -1,1 +1,1 @@
-"""Clients of a round: local training with defences, cohorts, and the data that attackers observe."""
+"""Clients of a round: local training with defences, and cohorts."""

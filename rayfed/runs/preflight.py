@@ -2,7 +2,7 @@
 
 The module applies the rules of verdicts (`rayfed.evidence.verdicts.run_findings`) to the rows of an ideal run. In that
 run every attack succeeds without a defence, fails under one, and explains the update if it has the defence's code. An
-arm that is inconclusive in the ideal run can only leak or be not measured.
+arm that is inconclusive in the ideal run cannot be "not reconstructed".
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Undeclared = Mapping[tuple[str, str], Doubt]
 
 
 def find_unreachable(scenario: Scenario, undeclared: Undeclared | None = None) -> list[str]:
-    """Return one line for each reason why an arm with defences can only have the verdict "leaks" or "not measured"."""
+    """Return one line for each reason why an arm with defences cannot have the verdict "not reconstructed"."""
     document = scenario.model_dump(mode="json")
     reasons: dict[str, dict[str, None]] = {}
     for one in run_findings(
@@ -43,7 +43,7 @@ def find_unreachable(scenario: Scenario, undeclared: Undeclared | None = None) -
         if one.state in (State.INCONCLUSIVE, State.NOT_MEASURED) and one.doubt and (why := _why(one.doubt)):
             reasons.setdefault(why, {})[one.arm] = None
     return [
-        f"{', '.join(arms)}: the verdict can only be LEAKS or NOT MEASURED, because {why}"
+        f"{', '.join(arms)}: the verdict cannot be NOT RECONSTRUCTED, because {why}"
         for why, arms in reasons.items()
     ]
 

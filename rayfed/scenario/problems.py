@@ -149,13 +149,26 @@ def _sections_with(root: type[BaseModel], key: str) -> Iterator[str]:
 def _fields_at(model: type[BaseModel], path: Place) -> list[str]:
     keys = iter(path)
     for key in keys:
+        if key == model.__name__:
+            continue  # a member of a union, such as `Range`
         annotation = model.model_fields[str(key)].annotation
         if get_origin(annotation) is dict:
             next(keys)  # a name that the user chose
-        options = [getattr(option, "__origin__", option) for option in get_args(annotation) or (annotation,)]
-        # of a union such as `Normalise | None`, the section
-        [model] = [option for option in options if isinstance(option, type) and issubclass(option, BaseModel)]
+        model = _section_of(annotation)
     return list(model.model_fields)
+
+
+def _section_of(annotation: Any) -> type[BaseModel]:
+    """Return the section in an annotation, such as `Normalise | None` or `dict[str, list[Any] | Range]`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    options = [option for option in get_args(annotation) if _contains_section(option)]
+    return _section_of(options[0])
+
+
+def _contains_section(annotation: Any) -> bool:
+    is_section = isinstance(annotation, type) and issubclass(annotation, BaseModel)
+    return is_section or any(map(_contains_section, get_args(annotation)))
 
 
 def list_specs(raw: Mapping[str, Any]) -> Iterator[tuple[Place, type[ComponentSpec], Any]]:

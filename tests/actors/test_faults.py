@@ -248,7 +248,7 @@ def test_a_run_goes_on_without_who_fails(undisturbed: RunFolder, tmp_path: Path)
     noting = Noting()
     folder = runner.launch(parsed("nan", (bad,), DROP, attack), str(tmp_path), local, noting)
     foreseen, note = noting.notes
-    assert foreseen.startswith("odd: the verdict can only be LEAKS or NOT MEASURED")
+    assert foreseen.startswith("odd: the verdict cannot be NOT RECONSTRUCTED")
     assert (
         f"1 of 6 clients are excluded from round 1 of arm odd: client {bad} sent an update that is not finite" in note
     )

@@ -345,3 +345,10 @@ def test_pairs_of_earlier_versions_are_read() -> None:
 def test_a_grant_is_known_by_its_short_name_however_it_is_written() -> None:
     attack = "{name: idlg, observes: gradient, knowledge: ['rayfed.threat_model.grants.labels:KnownLabels']}"
     assert scenario.parse(f"{MINIMAL}attacks: [{attack}]\n").attacks[0].knowledge == ["labels"]
+
+
+def test_an_unknown_key_of_a_range_is_named_with_its_path() -> None:
+    document = {"name": "t", "data": {"name": "digits", "size": 8}, "model": "mlp", "federation": {"clients": 2}}
+    swept = document | {"sweep": {"fields": {"training.lr": {"low": 0.01, "high": 0.1, "hihg": 0.2}}}}
+    with pytest.raises(ScenarioError, match=r"sweep\.fields\.training\.lr\.hihg"):
+        scenario.check_scenario(swept, "t")

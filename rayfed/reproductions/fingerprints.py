@@ -1,7 +1,7 @@
 """Fingerprints of a record: hashes of the scenario, the compared figures, and the code of components.
 
 A record is stale if its fingerprints differ from those of the present code. Only code that decides the values counts:
-modules of attacks, defences, models, metrics and aggregation rules, and the modules of these rooms that they import.
+modules of attacks, defences, models, metrics and aggregation rules, and the modules of these packages that they import.
 """
 
 from __future__ import annotations
@@ -21,13 +21,19 @@ from rayfed.scenario import Scenario
 from rayfed.scenario.arms import resolve
 from rayfed.scenario.trials import make_trial_scenario, plan_trials
 
-ROOMS = (
+PACKAGES = (
     "rayfed.attacks",
     "rayfed.defences",
     "rayfed.models",
     "rayfed.metrics",
     "rayfed.aggregation",
     "rayfed.gradients",
+    "rayfed.privacy.sampling",
+    "rayfed.core.losses",
+    "rayfed.core.number_types",
+    "rayfed.core.objective",
+    "rayfed.core.subsets",
+    "rayfed.core.vectorised",
 )
 """Packages and modules whose code counts if a component imports it."""
 _LENGTH = 16
@@ -67,7 +73,7 @@ def _components_of(scenario: Scenario) -> set[tuple[str, str]]:
 
 @cache
 def hash_component(path: str) -> str:
-    """Return the fingerprint of a component `module:Name`: its module, and all modules of `ROOMS` that it imports.
+    """Return the fingerprint of a component `module:Name`: its module, and all modules of `PACKAGES` that it imports.
 
     Names of modules do not count, so moving a module changes nothing.
     """
@@ -76,7 +82,7 @@ def hash_component(path: str) -> str:
 
 
 def _closure(module: str) -> dict[str, Path]:
-    """Return module -> file of a module and of the modules in `ROOMS` that it imports, directly or not."""
+    """Return module -> file of a module and of the modules in `PACKAGES` that it imports, directly or not."""
     closure: dict[str, Path] = {}
     waiting = [module]
     while waiting:
@@ -86,12 +92,12 @@ def _closure(module: str) -> dict[str, Path]:
             continue
         closure[name] = file
         package = name if file.name == "__init__.py" else name.rpartition(".")[0]
-        waiting.extend(one for one in _imports(file, package) if _in_rooms(one))
+        waiting.extend(one for one in _imports(file, package) if _in_packages(one))
     return closure
 
 
-def _in_rooms(module: str) -> bool:
-    return any(f"{module}.".startswith(f"{room}.") for room in ROOMS)
+def _in_packages(module: str) -> bool:
+    return any(f"{module}.".startswith(f"{package}.") for package in PACKAGES)
 
 
 @cache
@@ -120,7 +126,7 @@ def _imports(file: Path, package: str) -> frozenset[str]:
 def _module_of(base: str, name: str) -> str:
     """Return the module of `from base import name`: `base.name` if it is a module, otherwise `base`."""
     inside = f"{base}.{name}"
-    return inside if _in_rooms(inside) and _file_of(inside) is not None else base
+    return inside if _in_packages(inside) and _file_of(inside) is not None else base
 
 
 def _walk(node: ast.AST) -> Iterator[ast.AST]:

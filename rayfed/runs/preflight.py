@@ -43,8 +43,7 @@ def find_unreachable(scenario: Scenario, undeclared: Undeclared | None = None) -
         if one.state in (State.INCONCLUSIVE, State.NOT_MEASURED) and one.doubt and (why := _why(one.doubt)):
             reasons.setdefault(why, {})[one.arm] = None
     return [
-        f"{', '.join(arms)}: the verdict cannot be NOT RECONSTRUCTED, because {why}"
-        for why, arms in reasons.items()
+        f"{', '.join(arms)}: the verdict cannot be NOT RECONSTRUCTED, because {why}" for why, arms in reasons.items()
     ]
 
 

@@ -17,7 +17,7 @@ from rayfed.errors import RunError, UserError
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.reproductions import pages
 from rayfed.reproductions.findings import Finding, curve_gap, make_findings, tabulate_curves
-from rayfed.reproductions.fingerprints import ROOMS, components, fingerprints, hash_component
+from rayfed.reproductions.fingerprints import PACKAGES, components, fingerprints, hash_component
 from rayfed.reproductions.judging import (
     FigureState,
     Judgement,
@@ -535,7 +535,7 @@ def test_the_code_of_a_component_is_that_of_the_modules_it_imports(
         package.mkdir()
         for file, text in (("__init__", ""), ("own", own), ("below", below), ("page", page)):
             (package / f"{file}.py").write_text(text)
-        monkeypatch.setattr("rayfed.reproductions.fingerprints.ROOMS", (f"{name}.own", f"{name}.below"))
+        monkeypatch.setattr("rayfed.reproductions.fingerprints.PACKAGES", (f"{name}.own", f"{name}.below"))
         return hash_component(f"{name}.own:Own")
 
     own, below = "from {}.below import f\nfrom {}.page import g\nx = f(1)\n", "def f(x):\n    return x\n"
@@ -547,7 +547,7 @@ def test_the_code_of_a_component_is_that_of_the_modules_it_imports(
 
 
 def test_the_rooms_whose_code_counts_exist() -> None:
-    assert all(find_spec(room) for room in ROOMS)
+    assert all(find_spec(package) for package in PACKAGES)
 
 
 def test_components_of_all_trials_count() -> None:

@@ -7,7 +7,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from rayfed import registry
 from rayfed.errors import UserError
@@ -116,6 +125,14 @@ class DefenceSpec(ComponentSpec):
     on_clients: Annotated[int, Field(ge=1)] | list[Annotated[int, Field(ge=0)]] | None = None
     """Clients that use the defence: their number (the first ones), or a list of client numbers. Other clients of the
     arm do not defend themselves, and there is no guarantee. Default: null, all clients."""
+
+    @model_serializer(mode="wrap")
+    def _dump_without_default(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out `on_clients` if all clients use the defence, for short commands and documents."""
+        document: dict[str, Any] = handler(self)
+        if self.on_clients is None:
+            del document["on_clients"]
+        return document
 
 
 class Normalise(Section):

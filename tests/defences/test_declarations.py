@@ -224,7 +224,8 @@ def follows_latent(name: str, own: Case) -> None:
         noise = own.noise()
         assert bool((noise == 0).any(1).all()) == (name == "grad_defense")
         deviation = {"grad_defense": 0.1, "uniform": 0.1 / sqrt(3)}[name]
-        assert noise[noise != 0].std().item() == pytest.approx(deviation, rel=0.05)
+        loud = noise[noise.abs() > 1e-5]  # differences elsewhere are rounding errors
+        assert loud.std().item() == pytest.approx(deviation, rel=0.05)
         assert abs(noise[noise != 0].mean().item()) < 0.01
 
 

@@ -27,6 +27,7 @@ BLOCK = re.compile(r"^```(\w+)(?: title=\"(.+?)\")?\n(.*?)^```$", re.DOTALL | re
 NUMBER = re.compile(r"[-−+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
 VOLATILE = re.compile(
     r"\S*/(?=runs/|my_images)"  # folder of runs and images
+    r"|(?<=Results: )\S*/"  # folder of one run
     r"|(?<=-)\d{8}-\d{6}"  # start time of a run
     r"|\b\d+\.\d\d(?=\s+[\d,]+(?:\s|$))"  # seconds of a round, before its bytes
     r"|─+"  # rule of a table
